@@ -1,0 +1,1 @@
+//! Blocks on this machine: in memory and on local disks.

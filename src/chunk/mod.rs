@@ -1,0 +1,1 @@
+//! The bytes of a file: chunks, slices and blocks, and how they travel.

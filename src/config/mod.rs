@@ -1,0 +1,1 @@
+//! What is stored about a volume and what a client was told.

@@ -1,0 +1,1 @@
+//! The kernel's protocol and nothing else.

@@ -1,0 +1,29 @@
+//! SluiceFS: a POSIX file system over object storage, byte-compatible with JuiceFS Community Edition 1.4.
+//!
+//! Layers, each importing only what stands to its right or below (checked by `tests/tidy.rs`):
+//!
+//! ```text
+//! cli ─► fuse ─► vfs ─► chunk ─► cache ─► buf ─► base, util
+//!  │              │  └───► meta ─► (engine) ─► base, util
+//!  └─► config     chunk ─► object ─► buf
+//! ```
+//!
+//! - [`base`]: nouns without I/O; [`util`]: tools without an opinion.
+//! - [`meta`]: names, attributes and slices; each operation written once over typed record transactions.
+//! - [`object`], [`cache`], [`chunk`]: blocks in the store, blocks on the local disk, and the bytes of a file.
+//! - [`vfs`]: where names and bytes meet; [`fuse`]: the kernel's protocol and nothing else.
+//! - [`config`]: what is stored about a volume and what a client was told; [`cli`]: the commands.
+
+pub mod base;
+pub mod buf;
+pub mod cache;
+pub mod chunk;
+pub mod cli;
+pub mod config;
+#[cfg(feature = "fuse")]
+pub mod fuse;
+pub mod meta;
+pub mod object;
+pub mod telemetry;
+pub mod util;
+pub mod vfs;

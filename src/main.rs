@@ -1,0 +1,3 @@
+//! The `sluice` command: parse, run, exit code.
+
+fn main() {}

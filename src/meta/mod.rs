@@ -1,0 +1,1 @@
+//! Names, attributes and slices: the semantics, written once.

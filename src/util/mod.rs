@@ -1,0 +1,3 @@
+//! Small tools without an opinion about file systems.
+
+pub mod clock;

@@ -1,0 +1,1 @@
+//! Where names and bytes meet: handles, reading, writing.
