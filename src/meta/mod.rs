@@ -1,1 +1,154 @@
 //! Names, attributes and slices: the semantics, written once.
+//!
+//! [`record`] says what there is, [`engine`] who stores it, [`txn`] how a decision becomes a commit, and [`ops`] what
+//! each operation of the file system means. [`Meta`] is the one front that vfs, gateway and tools use; its methods
+//! stand beside the operations they run.
+
+pub mod engine;
+pub mod format;
+pub mod ids;
+pub mod ops;
+pub mod record;
+#[cfg(test)]
+pub mod testing;
+pub mod txn;
+
+use crate::base::{Attr, Fault, Ino, Outcome, SessionId, Stop, Timestamp};
+use crate::util::clock::SharedClock;
+use engine::{Committed, Engine, EngineError, EngineResult};
+use ids::IdPool;
+use parking_lot::RwLock;
+use record::Counter;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use txn::Operation;
+
+/// Who asks. `check` is off where somebody else has checked permissions already (the kernel, for a mount with
+/// default_permissions); sticky directories are judged all the same.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    pub uid: u32,
+    pub gid: u32,
+    /// Supplementary groups; `gid` need not be among them.
+    pub groups: Arc<[u32]>,
+    pub pid: u32,
+    pub check: bool,
+}
+
+impl Caller {
+    /// The superuser: for background work and tools.
+    pub fn root() -> Caller {
+        Caller { uid: 0, gid: 0, groups: Arc::new([]), pid: 0, check: false }
+    }
+
+    pub fn in_group(&self, gid: u32) -> bool {
+        self.gid == gid || self.groups.contains(&gid)
+    }
+
+    pub fn is_root(&self) -> bool {
+        self.uid == 0
+    }
+}
+
+/// A node as lookups answer it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub ino: Ino,
+    pub attr: Attr,
+}
+
+/// What the volume's format asks of operations; refreshed from the stored document at each heartbeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// 0: no trash.
+    pub trash_days: u32,
+    /// Bytes, 0: no limit.
+    pub capacity_bytes: u64,
+    /// Nodes, 0: no limit.
+    pub inodes_max: u64,
+    pub acl: bool,
+    pub dir_stats: bool,
+}
+
+/// How this client behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MetaSettings {
+    pub read_only: bool,
+    /// A directory's times are left alone by entries that come and go within this time of its mtime; zero touches
+    /// them always.
+    pub skip_dir_mtime: Duration,
+}
+
+/// The metadata of one volume.
+pub struct Meta {
+    engine: Arc<dyn Engine>,
+    clock: SharedClock,
+    settings: MetaSettings,
+    rules: RwLock<Rules>,
+    session: AtomicU64,
+    inodes: IdPool,
+    slices: IdPool,
+}
+
+impl Meta {
+    pub fn new(engine: Arc<dyn Engine>, clock: SharedClock, settings: MetaSettings, rules: Rules) -> Arc<Meta> {
+        Arc::new(Meta {
+            inodes: IdPool::new(Counter::NextInode, ids::INODE_BATCH),
+            slices: IdPool::new(Counter::NextSlice, ids::SLICE_BATCH),
+            engine,
+            clock,
+            settings,
+            rules: RwLock::new(rules),
+            session: AtomicU64::new(0),
+        })
+    }
+
+    pub fn engine(&self) -> &Arc<dyn Engine> {
+        &self.engine
+    }
+
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    pub fn settings(&self) -> &MetaSettings {
+        &self.settings
+    }
+
+    pub fn rules(&self) -> Rules {
+        *self.rules.read()
+    }
+
+    pub fn set_rules(&self, rules: Rules) {
+        *self.rules.write() = rules;
+    }
+
+    /// The registered session, or 0 when there is none.
+    pub fn session(&self) -> SessionId {
+        SessionId(self.session.load(Ordering::Relaxed))
+    }
+
+    /// Runs one operation to its end.
+    pub(crate) async fn run<O: Operation>(&self, op: &O) -> Outcome<O::Output> {
+        self.run_reporting(op).await.map(|(output, _)| output)
+    }
+
+    /// As `run`, with what the commit reported.
+    pub(crate) async fn run_reporting<O: Operation>(&self, op: &O) -> Outcome<(O::Output, Committed)> {
+        txn::drive(&*self.engine, || self.clock.now(), op).await
+    }
+
+    /// EROFS for a client that must not write.
+    pub(crate) fn writable(&self) -> Outcome<()> {
+        if self.settings.read_only { Err(crate::base::Errno::EROFS.into()) } else { Ok(()) }
+    }
+}
+
+/// For calls outside transactions: an engine has no conflicts there.
+pub(crate) fn outside<T>(result: EngineResult<T>) -> Outcome<T> {
+    result.map_err(|error| match error {
+        EngineError::Conflict => Stop::from(Fault::conflict("read outside a transaction")),
+        EngineError::Undetermined(fault) | EngineError::Fault(fault) => fault.into(),
+    })
+}

@@ -1,0 +1,179 @@
+//! New nodes: files, directories, symlinks and special nodes (`spec/metadata.md` 7.2).
+
+use super::access::permit;
+use crate::base::mode::{EXECUTE, GROUP_EXECUTE, Mode, PERMISSION_BITS, SGID, WRITE, flag};
+use crate::base::{Attr, AttrPatch, Errno, Ino, Kind, Name, Outcome};
+use crate::meta::engine::Change;
+use crate::meta::record::{DirStat, Key, Record};
+use crate::meta::txn::{AttrOf, DentryOf, Operation, Seen, Settled, Tx};
+use crate::meta::{Caller, Entry, Meta};
+use bytes::Bytes;
+use std::time::Duration;
+
+/// What is to be made.
+#[derive(Clone, Debug)]
+pub struct NewNode {
+    pub kind: Kind,
+    /// Permission bits as asked for; `umask` is applied here, unless the parent has a default ACL.
+    pub mode: Mode,
+    pub umask: Mode,
+    pub rdev: u32,
+    /// Symlinks only.
+    pub target: Option<Bytes>,
+}
+
+/// Longest symlink target in bytes.
+const TARGET_BYTES_MAX: usize = 4096;
+
+struct Create<'a> {
+    caller: &'a Caller,
+    parent: Ino,
+    name: &'a Name,
+    node: &'a NewNode,
+    ino: Ino,
+    skip_dir_mtime: Duration,
+}
+
+impl Operation for Create<'_> {
+    const NAME: &'static str = "create";
+    type Output = Entry;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Outcome<Entry> {
+        let (parent, taken) = tx.load((AttrOf(self.parent), DentryOf(self.parent, self.name))).await?;
+        let parent = parent.directory()?;
+        if parent.parent().is_hourly() {
+            return Err(Errno::ENOENT.into());
+        }
+        permit(tx, &parent, self.caller, WRITE | EXECUTE).await?;
+        if parent.flags() & flag::IMMUTABLE != 0 {
+            return Err(Errno::EPERM.into());
+        }
+        if taken.is_some() {
+            return Err(Errno::EEXIST.into());
+        }
+        let attr = self.attr_under(tx, &parent).await?;
+        tx.put_attr(self.ino, &attr);
+        tx.put_dentry(self.parent, self.name, self.ino, attr.kind);
+        if let Some(target) = &self.node.target {
+            tx.change(Change::Put(Key::Symlink(self.ino), Record::Bytes(target.clone())));
+        }
+        if attr.is_dir() {
+            tx.change(Change::Put(Key::DirStat(self.ino), Record::DirStat(DirStat::default())));
+            tx.patch(self.parent, AttrPatch::new().add_nlink(1).touch(tx.now()));
+        } else {
+            touch_dir(tx, &parent, self.skip_dir_mtime);
+        }
+        tx.add_usage(4096, 1);
+        tx.add_dir_stat(self.parent, DirStat { length: 0, space: 4096, inodes: 1 });
+        Ok(Entry { ino: self.ino, attr })
+    }
+
+    /// The inode number was never used before: an entry that points at it can only be this one.
+    async fn settle(&self, tx: &mut Tx<'_>) -> Outcome<Settled<Entry>> {
+        let (dentry, node) = tx.load((DentryOf(self.parent, self.name), AttrOf(self.ino))).await?;
+        Ok(match (dentry, node.into_option()) {
+            (Some(dentry), Some(node)) if dentry.ino == self.ino => {
+                Settled::Applied(Entry { ino: self.ino, attr: *node.peek() })
+            }
+            (_, None) => Settled::NotApplied,
+            _ => Settled::Unknown,
+        })
+    }
+}
+
+impl Create<'_> {
+    async fn attr_under(&self, _tx: &mut Tx<'_>, parent: &Seen) -> Outcome<Attr> {
+        let kind = self.node.kind;
+        let now = _tx.now();
+        let inherits_group = parent.mode() & SGID != 0;
+        let mut mode = self.node.mode & PERMISSION_BITS & !self.node.umask;
+        if kind == Kind::Symlink {
+            mode = 0o777;
+        }
+        if inherits_group && kind == Kind::Directory {
+            mode |= SGID;
+        } else if inherits_group
+            && mode & (SGID | GROUP_EXECUTE) == SGID | GROUP_EXECUTE
+            && self.caller.check
+            && !self.caller.is_root()
+            && !self.caller.in_group(parent.gid())
+        {
+            mode &= !SGID;
+        }
+        Ok(Attr {
+            flags: parent.flags() & flag::SKIP_TRASH,
+            kind,
+            mode,
+            uid: self.caller.uid,
+            gid: if inherits_group { parent.gid() } else { self.caller.gid },
+            atime: now,
+            mtime: now,
+            ctime: now,
+            nlink: if kind == Kind::Directory { 2 } else { 1 },
+            length: match kind {
+                Kind::Directory => 4096,
+                Kind::Symlink => self.node.target.as_ref().map_or(0, |t| t.len() as u64),
+                _ => 0,
+            },
+            rdev: if matches!(kind, Kind::Directory | Kind::Symlink) { 0 } else { self.node.rdev },
+            parent: self.parent,
+            access_acl: 0,
+            default_acl: 0,
+            tier: parent.tier(),
+        })
+    }
+}
+
+/// Touches a directory whose link count stays, unless its mtime is fresh anyway: the rule that keeps hot directories
+/// from being written by each of a burst of entries (`spec/metadata.md` 7.2).
+pub(crate) fn touch_dir(tx: &mut Tx<'_>, dir: &Seen, skip: Duration) {
+    let now = tx.now();
+    // Unguarded: that a touch comes a moment early or late harms nobody. A clock set back must not freeze times.
+    let mtime = dir.peek().mtime;
+    if skip.is_zero() || mtime > now || now.since(mtime) >= skip {
+        tx.patch(dir.ino(), AttrPatch::new().touch(now));
+    }
+}
+
+impl Meta {
+    /// Makes a node. EEXIST when the name is taken: the caller decides whether that is an error.
+    pub async fn create(&self, caller: &Caller, parent: Ino, name: &Name, node: &NewNode) -> Outcome<Entry> {
+        if parent.is_trash() || (parent == Ino::ROOT && name.as_bytes() == b".trash") {
+            return Err(Errno::EPERM.into());
+        }
+        self.writable()?;
+        if name.is_dot() || name.is_dot_dot() {
+            return Err(Errno::EEXIST.into());
+        }
+        match (&node.target, node.kind) {
+            (Some(target), Kind::Symlink) => {
+                if target.is_empty() || target.len() > TARGET_BYTES_MAX || target.contains(&0) {
+                    return Err(Errno::EINVAL.into());
+                }
+            }
+            (None, kind) if kind != Kind::Symlink => {}
+            _ => return Err(Errno::EINVAL.into()),
+        }
+        let ino = self.next_inode().await?;
+        let skip_dir_mtime = self.settings().skip_dir_mtime;
+        self.run(&Create { caller, parent, name, node, ino, skip_dir_mtime }).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::meta::testing::volume;
+
+    #[tokio::test]
+    async fn a_new_file_has_the_attributes_of_its_place_and_its_maker() {
+        let meta = volume().await;
+        let caller = Caller { uid: 7, gid: 8, ..Caller::root() };
+        let name = Name::entry(b"f").unwrap();
+        let node = NewNode { kind: Kind::File, mode: 0o666, umask: 0o027, rdev: 0, target: None };
+        let made = meta.create(&caller, Ino::ROOT, &name, &node).await.unwrap();
+        assert_eq!((made.ino, made.attr.mode, made.attr.uid, made.attr.gid), (Ino(2), 0o640, 7, 8));
+        assert_eq!(meta.lookup(&caller, Ino::ROOT, &name).await.unwrap(), made);
+        assert_eq!(meta.create(&caller, Ino::ROOT, &name, &node).await.unwrap_err().errno(), Errno::EEXIST);
+    }
+}

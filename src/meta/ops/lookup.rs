@@ -1,0 +1,98 @@
+//! Names to nodes: lookup, attributes of a node, the target of a symlink.
+
+use super::access::permit;
+use crate::base::mode::EXECUTE;
+use crate::base::{Attr, Errno, Ino, Kind, Name, Outcome, Timestamp};
+use crate::meta::record::{Key, Record};
+use crate::meta::txn::{AttrOf, DentryOf, Operation, Tx};
+use crate::meta::{Caller, Entry, Meta, outside};
+use bytes::Bytes;
+
+struct Lookup<'a> {
+    caller: &'a Caller,
+    parent: Ino,
+    name: &'a Name,
+}
+
+impl Operation for Lookup<'_> {
+    const NAME: &'static str = "lookup";
+    type Output = Entry;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Outcome<Entry> {
+        let (parent, dentry) = tx.load((AttrOf(self.parent), DentryOf(self.parent, self.name))).await?;
+        let parent = parent.directory()?;
+        permit(tx, &parent, self.caller, EXECUTE).await?;
+        let dentry = dentry.ok_or(Errno::ENOENT)?;
+        match tx.load(AttrOf(dentry.ino)).await?.into_option() {
+            Some(node) => Ok(Entry { ino: dentry.ino, attr: *node.peek() }),
+            // Removed between the two loads, or a damaged volume: look at the entry again.
+            None => match tx.load(DentryOf(self.parent, self.name)).await? {
+                Some(still) if still == dentry => Ok(Entry { ino: dentry.ino, attr: stub(dentry.kind) }),
+                Some(_) => Err(tx.conflict()),
+                None => Err(Errno::ENOENT.into()),
+            },
+        }
+    }
+}
+
+/// An entry whose node is missing shows its kind and nothing else, so that it can be seen and removed
+/// (`spec/metadata.md` 2.6).
+pub(crate) fn stub(kind: Kind) -> Attr {
+    let never = Timestamp::default();
+    Attr {
+        flags: 0,
+        kind,
+        mode: 0,
+        uid: 0,
+        gid: 0,
+        atime: never,
+        mtime: never,
+        ctime: never,
+        nlink: 1,
+        length: 0,
+        rdev: 0,
+        parent: Ino::MANY,
+        access_acl: 0,
+        default_acl: 0,
+        tier: 0,
+    }
+}
+
+impl Meta {
+    /// The node behind a name; `.` and `..` included, `.trash` in the root too.
+    pub async fn lookup(&self, caller: &Caller, parent: Ino, name: &Name) -> Outcome<Entry> {
+        if parent == Ino::ROOT && name.as_bytes() == b".trash" {
+            return self.entry_of(Ino::TRASH).await;
+        }
+        if name.is_dot() {
+            return self.entry_of(parent).await;
+        }
+        if name.is_dot_dot() {
+            let dir = self.getattr(parent).await?;
+            return self.entry_of(if dir.is_dir() { dir.parent } else { return Err(Errno::ENOTDIR.into()) }).await;
+        }
+        self.run(&Lookup { caller, parent, name }).await
+    }
+
+    async fn entry_of(&self, ino: Ino) -> Outcome<Entry> {
+        Ok(Entry { ino, attr: self.getattr(ino).await? })
+    }
+
+    /// The attributes of a node; ENOENT when it is gone.
+    pub async fn getattr(&self, ino: Ino) -> Outcome<Attr> {
+        match outside(self.engine().read(&[Key::Attr(ino)]).await)?.pop().flatten() {
+            Some(Record::Attr(attr)) => Ok(attr),
+            _ => Err(Errno::ENOENT.into()),
+        }
+    }
+
+    /// The target of a symlink; EINVAL for any other node.
+    pub async fn readlink(&self, ino: Ino) -> Outcome<Bytes> {
+        let mut records = outside(self.engine().read(&[Key::Symlink(ino), Key::Attr(ino)]).await)?;
+        match (records.pop().flatten(), records.pop().flatten()) {
+            (None, _) => Err(Errno::ENOENT.into()),
+            (Some(_), Some(Record::Bytes(target))) => Ok(target),
+            (Some(_), _) => Err(Errno::EINVAL.into()),
+        }
+    }
+}
