@@ -344,10 +344,16 @@ impl EngineTxn for MemTxn {
         if !batch.guards.iter().all(|guard| store.holds(guard)) {
             return Err(EngineError::Conflict);
         }
-        // A patch of a missing node is only found while applying; nothing else can fail half-way but a programming
-        // error, which leaves the store as it was, too.
-        let missing = |change: &Change| matches!(change, Change::Patch(ino, _) if !store.attrs.contains_key(ino));
-        if batch.changes.iter().any(missing) {
+        // What is only found while applying is looked for before: a patch of a missing node, a list shorter than what
+        // is to be replaced. Nothing else can fail half-way but a programming error.
+        let misfit = |change: &Change| match change {
+            Change::Patch(ino, _) => !store.attrs.contains_key(ino),
+            Change::ReplacePrefix { ino, index, count, .. } => {
+                store.chunks.get(&(*ino, *index)).is_none_or(|list| list.len() < *count)
+            }
+            _ => false,
+        };
+        if batch.changes.iter().any(misfit) {
             return Err(EngineError::Conflict);
         }
         let mut done = Committed::default();
@@ -356,4 +362,18 @@ impl EngineTxn for MemTxn {
         }
         Ok(done)
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::MemEngine;
+    use crate::meta::engine::suite::{Opened, engine_suite};
+    use std::sync::Arc;
+
+    async fn open() -> Option<Opened> {
+        let engine = Arc::new(MemEngine::default());
+        Some(Opened { engine, derives_link_parents: false, keep: Box::new(()) })
+    }
+
+    engine_suite!(open);
 }

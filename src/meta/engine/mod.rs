@@ -9,6 +9,8 @@
 //! first load and its commit (a start timestamp, a connection) keeps it in its `EngineTxn`.
 
 pub mod mem;
+#[cfg(test)]
+pub mod suite;
 
 use super::record::{Counter, Dentry, DirStat, Key, PlockRange, QuotaOwner, Record};
 use crate::base::{Attr, AttrPatch, ChunkIndex, Fault, FieldMask, Ino, Name, SessionId, Slice, SliceId};
