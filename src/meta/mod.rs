@@ -7,10 +7,12 @@
 pub mod engine;
 pub mod format;
 pub mod ids;
+pub mod open;
 pub mod ops;
 pub mod record;
 #[cfg(test)]
 pub mod testing;
+pub mod trash;
 pub mod txn;
 
 use crate::base::{Attr, Fault, Ino, Outcome, SessionId, Stop, Timestamp};
@@ -89,6 +91,8 @@ pub struct Meta {
     session: AtomicU64,
     inodes: IdPool,
     slices: IdPool,
+    open_files: open::OpenFiles,
+    trash: trash::TrashCache,
 }
 
 impl Meta {
@@ -101,6 +105,8 @@ impl Meta {
             settings,
             rules: RwLock::new(rules),
             session: AtomicU64::new(0),
+            open_files: open::OpenFiles::new(),
+            trash: trash::TrashCache::default(),
         })
     }
 

@@ -3,4 +3,8 @@
 
 pub mod access;
 pub mod create;
+pub mod link;
 pub mod lookup;
+pub mod rename;
+pub mod rmdir;
+pub mod unlink;
