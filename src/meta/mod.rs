@@ -19,6 +19,7 @@ use crate::base::{Attr, Fault, Ino, Outcome, SessionId, Stop, Timestamp};
 use crate::util::clock::SharedClock;
 use engine::{Committed, Engine, EngineError, EngineResult};
 use ids::IdPool;
+use ops::acl::RuleBook;
 use parking_lot::RwLock;
 use record::Counter;
 use std::sync::Arc;
@@ -93,6 +94,7 @@ pub struct Meta {
     slices: IdPool,
     open_files: open::OpenFiles,
     trash: trash::TrashCache,
+    rule_book: RuleBook,
 }
 
 impl Meta {
@@ -107,6 +109,7 @@ impl Meta {
             session: AtomicU64::new(0),
             open_files: open::OpenFiles::new(),
             trash: trash::TrashCache::default(),
+            rule_book: RuleBook::default(),
         })
     }
 
@@ -128,6 +131,11 @@ impl Meta {
 
     pub fn set_rules(&self, rules: Rules) {
         *self.rules.write() = rules;
+    }
+
+    /// The ACL rules this client has met.
+    pub(crate) fn rule_book(&self) -> &RuleBook {
+        &self.rule_book
     }
 
     /// The registered session, or 0 when there is none.

@@ -428,6 +428,31 @@ impl Get for HasEntries {
     }
 }
 
+/// The slice records of a chunk, guarded as the beginning of its list: what is appended meanwhile does no harm to who
+/// shares or replaces what was there.
+pub struct ChunkPrefixOf(pub Ino, pub ChunkIndex);
+
+impl Get for ChunkPrefixOf {
+    type Out = Vec<Slice>;
+
+    fn key(&self) -> Key {
+        Key::Chunk(self.0, self.1)
+    }
+
+    fn answer(self, record: Option<Record>, watches: &mut Watches) -> Outcome<Vec<Slice>> {
+        match record {
+            None => Ok(Vec::new()),
+            Some(Record::Slices(slices)) => {
+                if !slices.is_empty() {
+                    watches.0.push(Watch::Guard(Guard::ChunkPrefix(self.0, self.1, slices.clone())));
+                }
+                Ok(slices)
+            }
+            Some(other) => Err(mismatch(&self.key(), &other)),
+        }
+    }
+}
+
 /// The wish for a record under any key, as the engine has it.
 pub struct RecordOf(pub Key);
 

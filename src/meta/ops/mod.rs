@@ -2,9 +2,17 @@
 //! (`spec/metadata.md` section 7). A method of `Meta` checks what needs no record, then runs the operation.
 
 pub mod access;
+pub mod acl;
+pub mod attr;
+pub mod compact;
+pub mod copy_range;
 pub mod create;
+pub mod fallocate;
 pub mod link;
 pub mod lookup;
 pub mod rename;
 pub mod rmdir;
+pub mod slices;
+pub mod truncate;
 pub mod unlink;
+pub mod xattr;
