@@ -9,6 +9,8 @@
 //! first load and its commit (a start timestamp, a connection) keeps it in its `EngineTxn`.
 
 pub mod mem;
+#[cfg(feature = "redis")]
+pub mod redis;
 #[cfg(test)]
 pub mod suite;
 

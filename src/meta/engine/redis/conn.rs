@@ -1,0 +1,295 @@
+//! The connection: one multiplexed socket that all callers share, made again when it breaks.
+//!
+//! Reads are repeated on a new connection until their deadline. A commit is sent once: when its reply is lost it is
+//! `Undetermined`, for it may have been applied. Every wait ends: connecting, answering and backing off have bounds.
+//!
+//! Road not taken: the crate's `ConnectionManager`. It reconnects as well, but answers the commands of the broken
+//! connection with the same error whether or not they may be repeated, and its pauses are not ours to bound.
+
+use super::url::Target;
+use crate::base::{Fault, FaultKind};
+use crate::meta::engine::{EngineError, EngineResult};
+use parking_lot::Mutex;
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, RedisError, ServerError, Value};
+use std::time::{Duration, Instant};
+
+/// A new connection gets this long for TCP, TLS, AUTH and SELECT.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Reads are begun again, and connections made again, until this long after the call. The metadata layer retries
+/// above this, so it covers a restart or a failover of the server, not an outage.
+const RETRY_DEADLINE: Duration = Duration::from_secs(15);
+/// Requests that may wait to be written; more make their callers wait. The crate's 50 would be fewer than the
+/// requests of one busy mount.
+const PIPELINE_BUFFER: usize = 1024;
+
+pub(super) struct Connection {
+    client: Client,
+    config: AsyncConnectionConfig,
+    target: Target,
+    current: Mutex<Current>,
+    /// One task connects at a time; the others wait for it.
+    connecting: tokio::sync::Mutex<()>,
+}
+
+#[derive(Default)]
+struct Current {
+    connection: Option<MultiplexedConnection>,
+    /// Counts connections, so that a late failure of an old one does not discard its successor.
+    generation: u64,
+    /// Attempts that failed in a row, and when the last did.
+    failures: u32,
+    failed_at: Option<Instant>,
+}
+
+impl Connection {
+    /// Nothing is sent yet.
+    pub(super) fn new(target: Target) -> EngineResult<Connection> {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONNECT_TIMEOUT))
+            .set_response_timeout(Some(target.response_timeout))
+            .set_pipeline_buffer_size(PIPELINE_BUFFER);
+        let client = target.client()?;
+        Ok(Connection {
+            client,
+            config,
+            target,
+            current: Mutex::new(Current::default()),
+            connecting: tokio::sync::Mutex::new(()),
+        })
+    }
+
+    /// A read: repeated on a new connection when the old one breaks.
+    pub(super) async fn query(&self, cmd: &Cmd) -> EngineResult<Value> {
+        let deadline = Instant::now() + RETRY_DEADLINE;
+        loop {
+            let (mut connection, generation) = self.get(deadline).await?;
+            match connection.send_packed_command(cmd).await.and_then(Value::extract_error) {
+                Ok(value) => return Ok(value),
+                Err(error) => self.judge(error, generation, deadline, "read").await?,
+            }
+        }
+    }
+
+    /// Several reads in one trip; `atomic` makes them one snapshot. Errors of single commands stay in their places.
+    pub(super) async fn query_all(&self, pipeline: &Pipeline, atomic: bool) -> EngineResult<Vec<Value>> {
+        let deadline = Instant::now() + RETRY_DEADLINE;
+        let count = pipeline.len();
+        let (skipped, wanted) = if atomic { (count + 1, 1) } else { (0, count) };
+        loop {
+            let (mut connection, generation) = self.get(deadline).await?;
+            match connection.send_packed_commands(pipeline, skipped, wanted).await {
+                Ok(mut values) if atomic => match values.pop() {
+                    Some(Value::Array(values)) if values.len() == count => return Ok(values),
+                    Some(Value::ServerError(error)) => return Err(server_fault(&error, "read").into()),
+                    _ => return Err(self.odd_reply("read")),
+                },
+                Ok(values) if values.len() == count => return Ok(values),
+                Ok(_) => return Err(self.odd_reply("read")),
+                Err(error) => self.judge(error, generation, deadline, "read").await?,
+            }
+        }
+    }
+
+    /// A change, sent once. `Err(Undetermined)` when it is not known whether it was applied.
+    pub(super) async fn send(&self, cmd: &Cmd, operation: &'static str) -> EngineResult<Result<Value, RedisError>> {
+        let (mut connection, generation) = self.get(Instant::now() + RETRY_DEADLINE).await?;
+        match connection.send_packed_command(cmd).await.and_then(Value::extract_error) {
+            Err(error) if is_broken(&error) => {
+                self.discard(generation);
+                let fault =
+                    Fault::undetermined(operation).with("engine", "redis").with("address", &self.target.address);
+                Err(EngineError::Undetermined(fault.source(error)))
+            }
+            answered => Ok(answered),
+        }
+    }
+
+    pub(super) fn odd_reply(&self, operation: &'static str) -> EngineError {
+        Fault::internal(operation).with("address", &self.target.address).source("a reply of another shape").into()
+    }
+
+    /// After a failed read: `Ok` when it may be tried again.
+    async fn judge(
+        &self,
+        error: RedisError,
+        generation: u64,
+        deadline: Instant,
+        operation: &'static str,
+    ) -> EngineResult<()> {
+        if !is_broken(&error) {
+            return Err(fault(error, operation).with("address", &self.target.address).into());
+        }
+        self.discard(generation);
+        if Instant::now() >= deadline {
+            return Err(fault(error, operation).with("address", &self.target.address).into());
+        }
+        tracing::debug!(address = %self.target.address, "connection to redis broke, reading again: {error}");
+        Ok(())
+    }
+
+    fn discard(&self, generation: u64) {
+        let mut current = self.current.lock();
+        if current.generation == generation {
+            current.connection = None;
+        }
+    }
+
+    /// The current connection, or a new one.
+    async fn get(&self, deadline: Instant) -> EngineResult<(MultiplexedConnection, u64)> {
+        let ready = || {
+            let current = self.current.lock();
+            current.connection.clone().map(|connection| (connection, current.generation))
+        };
+        if let Some(ready) = ready() {
+            return Ok(ready);
+        }
+        let waited = tokio::time::timeout_at(deadline.into(), self.connecting.lock()).await;
+        let Ok(_connecting) = waited else {
+            return Err(Fault::unavailable("connect").with("address", &self.target.address).into());
+        };
+        loop {
+            if let Some(ready) = ready() {
+                return Ok(ready);
+            }
+            let pause = self.pause();
+            if Instant::now() + pause > deadline {
+                return Err(Fault::unavailable("connect")
+                    .with("address", &self.target.address)
+                    .source("gave up for now; the server has been unreachable for a while")
+                    .into());
+            }
+            tokio::time::sleep(pause).await;
+            let error = match self.client.get_multiplexed_async_connection_with_config(&self.config).await {
+                Ok(connection) => {
+                    let mut current = self.current.lock();
+                    current.generation += 1;
+                    (current.failures, current.failed_at) = (0, None);
+                    current.connection = Some(connection.clone());
+                    return Ok((connection, current.generation));
+                }
+                Err(error) => error,
+            };
+            {
+                let mut current = self.current.lock();
+                current.failures = current.failures.saturating_add(1);
+                current.failed_at = Some(Instant::now());
+            }
+            let lasting = !is_broken(&error) && !is_passing(&error);
+            if lasting || Instant::now() >= deadline {
+                return Err(fault(error, "connect").with("address", &self.target.address).into());
+            }
+            tracing::debug!(address = %self.target.address, "connecting to redis failed, trying again: {error}");
+        }
+    }
+
+    /// How long to wait before the next attempt: doubling with each failure, jittered, from the last one on.
+    fn pause(&self) -> Duration {
+        let current = self.current.lock();
+        let Some(failed_at) = current.failed_at else { return Duration::ZERO };
+        let doubled = self.target.backoff_min.saturating_mul(1 << current.failures.min(16));
+        let ceiling = doubled.min(self.target.backoff_max).min(RETRY_DEADLINE / 4);
+        let jittered = ceiling.mul_f64(rand::random_range(0.5..=1.0));
+        jittered.saturating_sub(failed_at.elapsed())
+    }
+}
+
+/// The connection is of no more use, or never was.
+fn is_broken(error: &RedisError) -> bool {
+    matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse)
+}
+
+/// The server says that it cannot serve now.
+fn is_passing(error: &RedisError) -> bool {
+    server_kind(error.code().unwrap_or_default(), error.detail().unwrap_or_default()) == FaultKind::Unavailable
+}
+
+/// What a server's error means for us. The code is the first word of the error; servers before 7 wrap the error of a
+/// script's command into one of code ERR.
+fn server_kind(code: &str, detail: &str) -> FaultKind {
+    let says = |word: &str| code == word || (code == "ERR" && detail.contains(word));
+    let any = |words: &[&str]| words.iter().any(|word| says(word));
+    if any(&["OOM"]) {
+        FaultKind::Full
+    } else if any(&["WRONGTYPE", "CORRUPT"]) {
+        FaultKind::Corrupt
+    } else if any(&[
+        "NOAUTH",
+        "Authentication required",
+        "WRONGPASS",
+        "NOPERM",
+        "DENIED",
+        "invalid password",
+        "without any password configured",
+    ]) {
+        FaultKind::Denied
+    } else if any(&[
+        "LOADING",
+        "loading the dataset",
+        "READONLY",
+        "BUSY",
+        "MASTERDOWN",
+        "NOREPLICAS",
+        "MISCONF",
+        "TRYAGAIN",
+        "CLUSTERDOWN",
+        "max number of clients",
+    ]) {
+        FaultKind::Unavailable
+    } else if any(&["unknown command", "MOVED", "CROSSSLOT"]) {
+        FaultKind::Unsupported
+    } else if any(&["DB index is out of range"]) {
+        FaultKind::Config
+    } else {
+        FaultKind::Internal
+    }
+}
+
+/// The fault of an error that the server answered.
+pub(super) fn server_fault(error: &ServerError, operation: &'static str) -> Fault {
+    let detail = error.details().unwrap_or_default();
+    Fault::new(server_kind(error.code(), detail), operation)
+        .with("engine", "redis")
+        .source(format!("{} {detail}", error.code()))
+}
+
+/// The fault of any error of the crate. None of its texts holds a password.
+pub(super) fn fault(error: RedisError, operation: &'static str) -> Fault {
+    let kind = match error.kind() {
+        ErrorKind::Io if error.is_timeout() => FaultKind::Timeout,
+        ErrorKind::Io | ErrorKind::Parse => FaultKind::Unavailable,
+        ErrorKind::AuthenticationFailed => FaultKind::Denied,
+        ErrorKind::InvalidClientConfig => FaultKind::Config,
+        ErrorKind::RESP3NotSupported => FaultKind::Unsupported,
+        _ => match error.clone().into_server_errors() {
+            Some(errors) if !errors.is_empty() => return server_fault(&errors[0].1, operation),
+            _ => server_kind(error.code().unwrap_or_default(), error.detail().unwrap_or_default()),
+        },
+    };
+    Fault::new(kind, operation).with("engine", "redis").source(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_the_server_have_a_meaning() {
+        for (code, detail, kind) in [
+            ("OOM", "command not allowed when used memory > 'maxmemory'.", FaultKind::Full),
+            ("ERR", "Error running script: @user_script:9: OOM command not allowed", FaultKind::Full),
+            ("WRONGTYPE", "Operation against a key holding the wrong kind of value", FaultKind::Corrupt),
+            ("CORRUPT", "i5", FaultKind::Corrupt),
+            ("READONLY", "You can't write against a read only replica.", FaultKind::Unavailable),
+            ("LOADING", "Redis is loading the dataset in memory", FaultKind::Unavailable),
+            ("ERR", "max number of clients reached", FaultKind::Unavailable),
+            ("NOAUTH", "Authentication required.", FaultKind::Denied),
+            ("ERR", "Redis server refused to switch database: Authentication required.", FaultKind::Denied),
+            ("WRONGPASS", "invalid username-password pair or user is disabled.", FaultKind::Denied),
+            ("ERR", "unknown command 'HRANDFIELD'", FaultKind::Unsupported),
+            ("ERR", "syntax error", FaultKind::Internal),
+        ] {
+            assert_eq!(server_kind(code, detail), kind, "{code} {detail}");
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! The Redis engine: records in the key layout of `spec/metadata.md` section 2, so that JuiceFS clients can use the
+//! same volume at the same time.
+//!
+//! A load is one pipelined `MULTI … EXEC` (or a single command), a commit one `EVALSHA` of `commit.lua`, which
+//! compares the guarded fields and applies the changes, or does nothing. There is no WATCH: guards name what the
+//! decision read, so nothing is held between load and commit, and one multiplexed connection serves all callers.
+//! Writes by the script break the WATCH of other clients, so their transactions stay correct next to ours.
+//!
+//! Promised to the seam: an append and an increment never conflict; a batch is applied whole or not at all (the
+//! script checks key types, numbers and nodes before it writes, and Redis refuses for lack of memory or of a primary
+//! only at the first write); a commit whose reply is lost is `Undetermined`. Left to others: durability is the
+//! server's persistence policy, and access rights (ACL rules that forbid single commands or keys of the volume to
+//! this user would break atomicity; give the user the whole database).
+//!
+//! Needs Redis 6.2 (HRANDFIELD). Cluster and Sentinel are refused.
+//!
+//! `codec` names keys and decodes replies, `batch` encodes commits, `conn` keeps the connection, `scan` pages
+//! through what there is, `url` says where the server is.
+
+mod batch;
+mod codec;
+mod conn;
+mod scan;
+#[cfg(test)]
+mod tests;
+mod url;
+
+use super::{Batch, Change, Committed, Cursor, Engine, EngineError, EngineResult, EngineTxn, Page, PlusPage, Scan};
+use crate::base::{Fault, Ino};
+use crate::meta::record::{Counter, Key, Record};
+use async_trait::async_trait;
+use batch::Encoded;
+use codec::Replies;
+use conn::Connection;
+use redis::{Cmd, ErrorKind, Pipeline, Script, ServerErrorKind, Value};
+use std::sync::{Arc, LazyLock};
+
+/// Checks, then writes; see the file.
+static COMMIT: &str = include_str!("commit.lua");
+static COMMIT_SHA: LazyLock<String> = LazyLock::new(|| Script::new(COMMIT).get_hash().to_owned());
+
+/// Oldest server that has every command we use.
+const VERSION_MIN: (u32, u32) = (6, 2);
+
+/// A volume in one database of a Redis server.
+#[derive(Clone)]
+pub struct RedisEngine {
+    /// Loads and commits.
+    main: Arc<Connection>,
+    /// Scans: their replies are long, and loads should not stand in line behind them.
+    bulk: Arc<Connection>,
+}
+
+impl RedisEngine {
+    /// Connects to the server of a meta URL (`redis://`, `rediss://`, `unix://`; without a scheme `redis://`) and
+    /// checks that it can serve. Passwords may come from the environment; see `url`.
+    pub async fn open(url: &str) -> EngineResult<Arc<RedisEngine>> {
+        let connection = || Connection::new(url::Target::parse(url, |name| std::env::var(name).ok())?);
+        let engine = RedisEngine { main: Arc::new(connection()?), bulk: Arc::new(connection()?) };
+        engine.check_server().await?;
+        Ok(Arc::new(engine))
+    }
+
+    /// Version and mode of the server, and the script in its cache.
+    async fn check_server(&self) -> EngineResult<()> {
+        let info = match self.main.query(&codec::command("INFO", &[])).await? {
+            Value::BulkString(info) => String::from_utf8_lossy(&info).into_owned(),
+            _ => return Err(self.main.odd_reply("read server info")),
+        };
+        let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        if field("cluster_enabled") == Some("1") {
+            return Err(Fault::unsupported("open redis").source("the server runs in cluster mode").into());
+        }
+        if let Some(version) = field("redis_version") {
+            let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
+            if (parts.next().unwrap_or(0), parts.next().unwrap_or(0)) < VERSION_MIN {
+                let fault = Fault::unsupported("open redis").with("version", version);
+                return Err(fault.source("Redis 6.2 or newer is needed").into());
+            }
+        }
+        self.main.query(&codec::command("SCRIPT", &[b"LOAD", COMMIT.as_bytes()])).await?;
+        Ok(())
+    }
+
+    /// One round trip, one snapshot.
+    async fn load(&self, keys: &[Key]) -> EngineResult<Vec<Option<Record>>> {
+        load_by(&self.main, keys).await
+    }
+
+    async fn commit(&self, batch: &Batch) -> EngineResult<Committed> {
+        let encoded = Encoded::new(batch)?;
+        let reply = match self.main.send(&encoded.command("EVALSHA", &COMMIT_SHA), "commit").await? {
+            // The server was restarted, or its script cache flushed.
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                self.main.send(&encoded.command("EVAL", COMMIT), "commit").await?
+            }
+            reply => reply,
+        };
+        match reply.map_err(|error| conn::fault(error, "commit"))? {
+            Value::Int(0) => Err(EngineError::Conflict),
+            Value::Array(reports) => report(batch, reports).ok_or_else(|| self.main.odd_reply("commit")),
+            _ => Err(self.main.odd_reply("commit")),
+        }
+    }
+}
+
+/// Reads records: one command where one is enough, else one transaction, so that the answer is a snapshot.
+async fn load_by(connection: &Connection, keys: &[Key]) -> EngineResult<Vec<Option<Record>>> {
+    if keys.is_empty() {
+        return Ok(Vec::new());
+    }
+    let values = match mget(keys) {
+        Some(cmd) => match connection.query(&cmd).await? {
+            Value::Array(values) if values.len() == keys.len() => values,
+            value if keys.len() == 1 => vec![value],
+            _ => return Err(connection.odd_reply("read")),
+        },
+        None => {
+            let mut pipeline = Pipeline::with_capacity(keys.len() + 4);
+            let mut add = |cmd: Cmd| {
+                pipeline.add_command(cmd);
+            };
+            keys.iter().for_each(|key| codec::wish(key, &mut add));
+            if pipeline.len() > 1 {
+                pipeline.atomic();
+            }
+            connection.query_all(&pipeline, pipeline.len() > 1).await?
+        }
+    };
+    let mut replies = Replies::new(values);
+    keys.iter().map(|key| codec::answer(key, &mut replies)).collect()
+}
+
+/// Records that are plain strings take one command together, which is a snapshot without a transaction around it.
+fn mget(keys: &[Key]) -> Option<Cmd> {
+    let names: Vec<codec::Text> = keys.iter().map(codec::string_name).collect::<Option<_>>()?;
+    // GET tells a key of another type from a missing one, MGET does not.
+    let [name] = &names[..] else {
+        let mut cmd = Cmd::with_capacity(names.len() + 1, names.len() * 24);
+        cmd.arg("MGET");
+        for name in &names {
+            cmd.arg(name.as_bytes());
+        }
+        return Some(cmd);
+    };
+    Some(codec::command("GET", &[name.as_bytes()]))
+}
+
+/// Sorts the numbers of the script by what reported them.
+fn report(batch: &Batch, reports: Vec<Value>) -> Option<Committed> {
+    let mut reports = reports.into_iter().map(|value| match value {
+        Value::Int(n) => Some(n),
+        _ => None,
+    });
+    let mut committed = Committed::default();
+    for change in &batch.changes {
+        match change {
+            Change::Append { .. } => committed.list_lengths.push(usize::try_from(reports.next()??).ok()?),
+            Change::AddSliceRef { .. } => committed.references.push(reports.next()??),
+            _ => {}
+        }
+    }
+    reports.next().is_none().then_some(committed)
+}
+
+#[async_trait]
+impl Engine for RedisEngine {
+    fn name(&self) -> &'static str {
+        "redis"
+    }
+
+    /// Redis needs no schema, and counters begin as absent keys. A server that may evict keys would lose metadata.
+    async fn prepare(&self) -> EngineResult<()> {
+        let policy = match self.main.query(&codec::command("CONFIG", &[b"GET", b"maxmemory-policy"])).await {
+            Ok(reply) => codec::pairs(reply).and_then(|mut pairs| pairs.pop()).map(|(_, policy)| policy),
+            // Managed servers hide CONFIG.
+            Err(EngineError::Fault(fault)) => {
+                tracing::warn!("could not check that redis never evicts keys: {fault}");
+                None
+            }
+            Err(error) => return Err(error),
+        };
+        if policy.is_some_and(|policy| policy != b"noeviction") {
+            let set = codec::command("CONFIG", &[b"SET", b"maxmemory-policy", b"noeviction"]);
+            match self.main.query(&set).await {
+                Ok(_) => tracing::info!("redis: maxmemory-policy is noeviction now"),
+                Err(EngineError::Fault(fault)) => {
+                    tracing::warn!("redis may evict keys, which would lose metadata: set maxmemory-policy: {fault}");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    async fn read(&self, keys: &[Key]) -> EngineResult<Vec<Option<Record>>> {
+        self.load(keys).await
+    }
+
+    async fn begin(&self, first: &[Key]) -> EngineResult<(Box<dyn EngineTxn>, Vec<Option<Record>>)> {
+        let records = self.load(first).await?;
+        Ok((Box::new(RedisTxn(self.clone())), records))
+    }
+
+    async fn scan(&self, scan: &Scan, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
+        scan::page(&self.bulk, scan, after, limit).await
+    }
+
+    async fn scan_plus(&self, dir: Ino, after: Option<&Cursor>, limit: usize) -> EngineResult<PlusPage> {
+        scan::plus_page(&self.bulk, dir, after, limit).await
+    }
+
+    /// Redis stores the last id handed out. Inode 1 is the root's, so a fresh counter begins there.
+    async fn allocate(&self, counter: Counter, count: u64) -> EngineResult<u64> {
+        let name = codec::counter_name(counter);
+        let mut pipeline = Pipeline::new();
+        pipeline.atomic();
+        if counter == Counter::NextInode {
+            pipeline.add_command(codec::command("SET", &[name.as_bytes(), b"1", b"NX"]));
+        }
+        pipeline.add_command(codec::command("INCRBY", &[name.as_bytes(), codec::text!("{count}").as_bytes()]));
+        // Repeating it after a lost reply wastes ids, which the format allows.
+        let last = match self.main.query_all(&pipeline, true).await?.pop() {
+            Some(Value::Int(last)) if last > 0 => last as u64,
+            Some(Value::ServerError(error)) => {
+                return Err(conn::server_fault(&error, "allocate ids").with("key", name).into());
+            }
+            _ => return Err(self.main.odd_reply("allocate ids")),
+        };
+        let first = last.saturating_sub(count) + 1;
+        if counter == Counter::NextInode && first < 2 {
+            // The counter was there and zero: leave the range that includes the root.
+            return Box::pin(self.allocate(counter, count)).await;
+        }
+        Ok(first)
+    }
+
+    /// Nothing to do: what a reply has acknowledged is as durable as the server's append-only file makes it, and no
+    /// command of a client changes that. (WAIT would count replicas, which is another question.)
+    async fn sync(&self) -> EngineResult<()> {
+        Ok(())
+    }
+
+    async fn erase(&self) -> EngineResult<()> {
+        scan::erase(&self.bulk).await
+    }
+}
+
+/// A handle: the guards of the commit carry all that a transaction knows.
+struct RedisTxn(RedisEngine);
+
+#[async_trait]
+impl EngineTxn for RedisTxn {
+    async fn load(&mut self, keys: &[Key]) -> EngineResult<Vec<Option<Record>>> {
+        self.0.load(keys).await
+    }
+
+    async fn commit(self: Box<Self>, batch: Batch) -> EngineResult<Committed> {
+        self.0.commit(&batch).await
+    }
+}

@@ -1,0 +1,471 @@
+//! Questions over many records, in pages.
+//!
+//! SCAN and HSCAN promise what the seam asks for: what is there from the first page to the last is seen at least
+//! once. A cursor of ours is the server's; scans over the parts of many keys also carry the keys that are begun.
+//! Keys are matched by pattern and then read strictly, for other keys begin with the same letters.
+
+use super::codec::{self, *};
+use super::conn::Connection;
+use crate::base::{Attr, Fault, Ino, Name, SessionId};
+use crate::meta::engine::{Cursor, EngineResult, Page, PlusPage, Scan};
+use crate::meta::record::{Dentry, DirStat, Key, QuotaOwner, Record, Session};
+use bytes::Bytes;
+use redis::{Pipeline, Value};
+
+/// Most records of one trip, whatever the caller asked for: a longer command would hold the server up for others.
+const PAGE_MAX: usize = 10_000;
+/// Attributes per MGET (`spec/metadata.md` 2.6).
+const MGET_MAX: usize = 4096;
+/// Directories whose entries are read side by side by `Scan::AllDentries`.
+const DIRS_AT_ONCE: usize = 128;
+
+/// A page of a server's scan: its items and where it goes on (0: nowhere).
+struct Step {
+    next: u64,
+    items: Value,
+}
+
+pub(super) async fn page(
+    connection: &Connection,
+    scan: &Scan,
+    after: Option<&Cursor>,
+    limit: usize,
+) -> EngineResult<Page> {
+    let limit = limit.clamp(1, PAGE_MAX);
+    match scan {
+        Scan::Dentries(dir) => dentries(connection, *dir, after, limit).await,
+        Scan::AllDentries => all_dentries(connection, after, limit).await,
+        Scan::Attrs => by_key(connection, "i[0-9]*", after, limit, |key| matches!(key, Key::Attr(_))).await,
+        Scan::Chunks => by_key(connection, "c[0-9]*_*", after, limit, |key| matches!(key, Key::Chunk(..))).await,
+        // The keys of one inode are spread over the whole key space: as dear as `Chunks`, so limits count for less.
+        Scan::ChunksOf(ino) => {
+            let of_ino = |key: &Key| matches!(key, Key::Chunk(other, _) if other == ino);
+            by_key(connection, &format!("c{ino}_*"), after, PAGE_MAX, of_ino).await
+        }
+        Scan::AllXattrs => by_key(connection, "x[0-9]*", after, limit, |key| matches!(key, Key::Xattrs(_))).await,
+        Scan::AllLinkParents => {
+            by_key(connection, "p[0-9]*", after, limit, |key| matches!(key, Key::LinkParents(_))).await
+        }
+        Scan::SliceRefs => {
+            let row = |field: Vec<u8>, value: Vec<u8>| number(parse_slice_ref(&field)?, &value, 1);
+            fields(connection, SLICE_REFS, after, limit, row).await
+        }
+        Scan::DelayedSlices => {
+            fields(connection, DELAYED_SLICES, after, limit, |f, v| record(parse_delayed(&f)?, v)).await
+        }
+        Scan::AclRules => fields(connection, ACL, after, limit, |f, v| record(Key::AclRule(parse(&f)?), v)).await,
+        Scan::DeletedFiles => deleted_files(connection, after, limit).await,
+        Scan::Sessions => sessions(connection, after, limit).await,
+        Scan::Sustained(session) => sustained(connection, *session, after, limit).await,
+        Scan::DirStats => dir_stats(connection, after, limit).await,
+        Scan::Quotas => quotas(connection, after, limit).await,
+        Scan::LocksOf(session) => locks_of(connection, *session).await,
+    }
+}
+
+/// The directory's entries, then their attributes: two trips.
+pub(super) async fn plus_page(
+    connection: &Connection,
+    dir: Ino,
+    after: Option<&Cursor>,
+    limit: usize,
+) -> EngineResult<PlusPage> {
+    let Page { rows, next } = dentries(connection, dir, after, limit.clamp(1, PAGE_MAX)).await?;
+    let entries: Vec<(Name, Dentry)> = rows
+        .into_iter()
+        .filter_map(|row| match row {
+            (Key::Dentry(_, name), Record::Dentry(dentry)) => Some((name, dentry)),
+            _ => None,
+        })
+        .collect();
+    let inodes: Vec<Ino> = entries.iter().map(|(_, dentry)| dentry.ino).collect();
+    let attrs = attrs_of(connection, &inodes).await?;
+    let entries = entries.into_iter().zip(attrs).map(|((name, dentry), attr)| (name, dentry, attr)).collect();
+    Ok(PlusPage { entries, next })
+}
+
+/// Removes the keys of the volume, and no others.
+pub(super) async fn erase(connection: &Connection) -> EngineResult<()> {
+    let mut cursor = 0;
+    loop {
+        let step = scan_step(connection, "SCAN", None, cursor, &[b"COUNT", b"10000"]).await?;
+        let names: Vec<Vec<u8>> = strings(step.items).ok_or_else(|| connection.odd_reply("erase"))?;
+        let ours: Vec<&[u8]> = names.iter().map(Vec::as_slice).filter(|name| is_ours(name)).collect();
+        if !ours.is_empty() {
+            connection.query(&command("UNLINK", &ours)).await?;
+        }
+        cursor = step.next;
+        if cursor == 0 {
+            return Ok(());
+        }
+    }
+}
+
+// --- cursors -------------------------------------------------------------------------------------------------------
+
+/// Numbers, eight bytes each.
+fn cursor_of(numbers: &[u64]) -> Cursor {
+    Cursor(Bytes::from(numbers.iter().flat_map(|n| n.to_be_bytes()).collect::<Vec<u8>>()))
+}
+
+fn numbers_of(after: Option<&Cursor>) -> EngineResult<Vec<u64>> {
+    let Some(Cursor(bytes)) = after else { return Ok(Vec::new()) };
+    let (numbers, rest) = bytes.as_chunks::<8>();
+    if !rest.is_empty() || numbers.is_empty() {
+        return Err(Fault::internal("scan").source("a cursor of another engine").into());
+    }
+    Ok(numbers.iter().map(|n| u64::from_be_bytes(*n)).collect())
+}
+
+/// The server's cursor alone; 0 from the start.
+fn position(after: Option<&Cursor>) -> EngineResult<u64> {
+    Ok(numbers_of(after)?.first().copied().unwrap_or(0))
+}
+
+fn going_on(next: u64) -> Option<Cursor> {
+    (next != 0).then(|| cursor_of(&[next]))
+}
+
+// --- steps of the server's scans -----------------------------------------------------------------------------------
+
+fn scan_command(name: &str, key: Option<&[u8]>, cursor: u64, options: &[&[u8]]) -> redis::Cmd {
+    let cursor = text!("{cursor}");
+    let args: Vec<&[u8]> = key.into_iter().chain([cursor.as_bytes()]).chain(options.iter().copied()).collect();
+    command(name, &args)
+}
+
+async fn scan_step(
+    connection: &Connection,
+    name: &str,
+    key: Option<&[u8]>,
+    cursor: u64,
+    options: &[&[u8]],
+) -> EngineResult<Step> {
+    let value = connection.query(&scan_command(name, key, cursor, options)).await?;
+    step_of(value).ok_or_else(|| connection.odd_reply("scan"))
+}
+
+async fn collection_step(
+    connection: &Connection,
+    name: &str,
+    key: &[u8],
+    cursor: u64,
+    limit: usize,
+) -> EngineResult<Step> {
+    scan_step(connection, name, Some(key), cursor, &[b"COUNT", text!("{limit}").as_bytes()]).await
+}
+
+fn step_of(value: Value) -> Option<Step> {
+    let Value::Array(mut parts) = value else { return None };
+    let items = parts.pop()?;
+    match parts.pop()? {
+        Value::BulkString(next) => Some(Step { next: parse(&next)?, items }),
+        _ => None,
+    }
+}
+
+fn strings(value: Value) -> Option<Vec<Vec<u8>>> {
+    let Value::Array(items) = value else { return None };
+    items
+        .into_iter()
+        .map(|item| match item {
+            Value::BulkString(bytes) => Some(bytes),
+            _ => None,
+        })
+        .collect()
+}
+
+// --- rows ----------------------------------------------------------------------------------------------------------
+
+type Row = EngineResult<(Key, Record)>;
+
+/// A row whose value is a number, stored less `less`.
+fn number(key: Key, value: &[u8], less: i64) -> Option<Row> {
+    let n = std::str::from_utf8(value).ok().and_then(|text| text.parse::<i64>().ok());
+    Some(match n {
+        Some(n) => Ok((key, Record::Number(n.saturating_add(less)))),
+        None => Err(corrupt(&key)),
+    })
+}
+
+/// A row whose value is the stored form of its record.
+fn record(key: Key, value: Vec<u8>) -> Option<Row> {
+    let mut replies = Replies::new(vec![Value::BulkString(value)]);
+    Some(codec::answer(&key, &mut replies).and_then(|record| match record {
+        Some(record) => Ok((key, record)),
+        None => Err(Fault::internal("scan").source("a value that is there and not").into()),
+    }))
+}
+
+/// Rows of one hash; fields that `row` does not know are left out.
+async fn fields(
+    connection: &Connection,
+    hash: &str,
+    after: Option<&Cursor>,
+    limit: usize,
+    row: impl Fn(Vec<u8>, Vec<u8>) -> Option<Row>,
+) -> EngineResult<Page> {
+    let step = collection_step(connection, "HSCAN", hash.as_bytes(), position(after)?, limit).await?;
+    let pairs = pairs(step.items).ok_or_else(|| connection.odd_reply("scan"))?;
+    let rows = pairs.into_iter().filter_map(|(field, value)| row(field, value)).collect::<EngineResult<_>>()?;
+    Ok(Page { rows, next: going_on(step.next) })
+}
+
+async fn dentries(connection: &Connection, dir: Ino, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
+    let step = collection_step(connection, "HSCAN", dir_key(dir).as_bytes(), position(after)?, limit).await?;
+    let mut rows = Vec::new();
+    entries_of(dir, step.items, &mut rows).ok_or_else(|| connection.odd_reply("scan"))??;
+    Ok(Page { rows, next: going_on(step.next) })
+}
+
+fn entries_of(dir: Ino, items: Value, rows: &mut Vec<(Key, Record)>) -> Option<EngineResult<()>> {
+    for (name, value) in pairs(items)? {
+        let key = Key::Dentry(dir, Name::stored(name));
+        match decode_dentry(&value) {
+            Some(dentry) => rows.push((key, Record::Dentry(dentry))),
+            None => return Some(Err(corrupt(&key))),
+        }
+    }
+    Some(Ok(()))
+}
+
+/// The cursor is the SCAN cursor followed by (directory, HSCAN cursor) pairs of the directories found and not yet
+/// read to their end. Small directories come whole, side by side; large ones share the pages.
+async fn all_dentries(connection: &Connection, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
+    let state = numbers_of(after)?;
+    let mut next = state.first().copied().unwrap_or(0);
+    let mut open: Vec<(u64, u64)> =
+        state.get(1..).unwrap_or(&[]).as_chunks::<2>().0.iter().map(|p| (p[0], p[1])).collect();
+    if open.is_empty() {
+        let count = text!("{limit}");
+        let options: [&[u8]; 4] = [b"MATCH", b"d[0-9]*", b"COUNT", count.as_bytes()];
+        let step = scan_step(connection, "SCAN", None, next, &options).await?;
+        let names = strings(step.items).ok_or_else(|| connection.odd_reply("scan"))?;
+        next = step.next;
+        open.extend(names.iter().filter_map(|name| match parse_key(name) {
+            Some(Key::AnyDentry(dir)) => Some((dir.0, 0)),
+            _ => None,
+        }));
+    }
+    let mut rows = Vec::new();
+    if !open.is_empty() {
+        let now: Vec<(u64, u64)> = open.drain(..open.len().min(DIRS_AT_ONCE).min(limit)).collect();
+        let count = text!("{}", (limit / now.len()).max(10));
+        let mut pipeline = Pipeline::with_capacity(now.len());
+        for (dir, cursor) in &now {
+            let options: [&[u8]; 2] = [b"COUNT", count.as_bytes()];
+            pipeline.add_command(scan_command("HSCAN", Some(dir_key(Ino(*dir)).as_bytes()), *cursor, &options));
+        }
+        let values = connection.query_all(&pipeline, false).await?;
+        for ((dir, _), value) in now.into_iter().zip(values) {
+            if let Value::ServerError(error) = &value {
+                return Err(super::conn::server_fault(error, "scan").with("inode", dir).into());
+            }
+            let step = step_of(value).ok_or_else(|| connection.odd_reply("scan"))?;
+            entries_of(Ino(dir), step.items, &mut rows).ok_or_else(|| connection.odd_reply("scan"))??;
+            if step.next != 0 {
+                open.push((dir, step.next));
+            }
+        }
+    }
+    let ended = next == 0 && open.is_empty();
+    let state: Vec<u64> = std::iter::once(next).chain(open.into_iter().flat_map(|(dir, at)| [dir, at])).collect();
+    Ok(Page { rows, next: (!ended).then(|| cursor_of(&state)) })
+}
+
+/// Records with a key of their own: the keys of one step, then what they hold.
+async fn by_key(
+    connection: &Connection,
+    pattern: &str,
+    after: Option<&Cursor>,
+    limit: usize,
+    wanted: impl Fn(&Key) -> bool,
+) -> EngineResult<Page> {
+    let count = text!("{limit}");
+    let options: [&[u8]; 4] = [b"MATCH", pattern.as_bytes(), b"COUNT", count.as_bytes()];
+    let step = scan_step(connection, "SCAN", None, position(after)?, &options).await?;
+    let names = strings(step.items).ok_or_else(|| connection.odd_reply("scan"))?;
+    let keys: Vec<Key> = names.iter().filter_map(|name| parse_key(name)).filter(wanted).collect();
+    Ok(Page { rows: rows_of(connection, keys).await?, next: going_on(step.next) })
+}
+
+/// What is stored under keys that were there a moment ago.
+async fn rows_of(connection: &Connection, keys: Vec<Key>) -> EngineResult<Vec<(Key, Record)>> {
+    let mut rows = Vec::with_capacity(keys.len());
+    for part in keys.chunks(MGET_MAX) {
+        let records = super::load_by(connection, part).await?;
+        rows.extend(part.iter().cloned().zip(records).filter_map(|(key, record)| Some((key, record?))));
+    }
+    Ok(rows)
+}
+
+/// Attributes in one trip, whatever their number: a pipeline of MGETs.
+async fn attrs_of(connection: &Connection, inodes: &[Ino]) -> EngineResult<Vec<Option<Attr>>> {
+    if inodes.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut pipeline = Pipeline::new();
+    for part in inodes.chunks(MGET_MAX) {
+        let names: Vec<codec::Text> = part.iter().map(|ino| attr_key(*ino)).collect();
+        let args: Vec<&[u8]> = names.iter().map(codec::Text::as_bytes).collect();
+        pipeline.add_command(command("MGET", &args));
+    }
+    let values = connection.query_all(&pipeline, false).await?;
+    let mut values = values.into_iter().flat_map(|part| match part {
+        Value::Array(values) => values,
+        other => vec![other],
+    });
+    let attr = |ino: &Ino| match values.next() {
+        Some(Value::Nil) => Ok(None),
+        Some(Value::BulkString(bytes)) => Attr::decode(&bytes).map(Some).ok_or_else(|| corrupt(&Key::Attr(*ino))),
+        Some(Value::ServerError(error)) => Err(super::conn::server_fault(&error, "read attributes").into()),
+        _ => Err(connection.odd_reply("read attributes")),
+    };
+    inodes.iter().map(attr).collect()
+}
+
+async fn deleted_files(connection: &Connection, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
+    let step = collection_step(connection, "ZSCAN", DELETED_FILES.as_bytes(), position(after)?, limit).await?;
+    let pairs = pairs(step.items).ok_or_else(|| connection.odd_reply("scan"))?;
+    let row = |(member, score): (Vec<u8>, Vec<u8>)| {
+        let key = parse_deleted(&member)?;
+        Some(match parse_score(&score) {
+            Some(time) => Ok((key, Record::Number(time))),
+            None => Err(corrupt(&key)),
+        })
+    };
+    Ok(Page { rows: pairs.into_iter().filter_map(row).collect::<EngineResult<_>>()?, next: going_on(step.next) })
+}
+
+async fn sustained(
+    connection: &Connection,
+    session: SessionId,
+    after: Option<&Cursor>,
+    limit: usize,
+) -> EngineResult<Page> {
+    let step = collection_step(connection, "SSCAN", sustained_key(session).as_bytes(), position(after)?, limit).await?;
+    let members = strings(step.items).ok_or_else(|| connection.odd_reply("scan"))?;
+    let row = |ino: u64| (Key::Sustained(session, Ino(ino)), Record::Number(1));
+    Ok(Page { rows: members.iter().filter_map(|m| parse(m)).map(row).collect(), next: going_on(step.next) })
+}
+
+async fn sessions(connection: &Connection, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
+    let step = collection_step(connection, "ZSCAN", ALL_SESSIONS.as_bytes(), position(after)?, limit).await?;
+    let pairs = pairs(step.items).ok_or_else(|| connection.odd_reply("scan"))?;
+    let mut found: Vec<(SessionId, i64)> = Vec::with_capacity(pairs.len());
+    for (member, score) in &pairs {
+        if let Some(session) = parse(member).map(SessionId) {
+            found.push((session, parse_score(score).ok_or_else(|| corrupt(&Key::Session(session)))?));
+        }
+    }
+    let names: Vec<u64> = found.iter().map(|(session, _)| session.0).collect();
+    let infos = hmget(connection, &[SESSION_INFOS], &names).await?;
+    let row = |((session, expire), mut info): ((SessionId, i64), Vec<Option<Vec<u8>>>)| {
+        let info = info.pop().flatten().unwrap_or_default().into();
+        (Key::Session(session), Record::Session(Session { expire, info }))
+    };
+    Ok(Page { rows: found.into_iter().zip(infos).map(row).collect(), next: going_on(step.next) })
+}
+
+async fn dir_stats(connection: &Connection, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
+    let step = collection_step(connection, "HSCAN", DIR_SPACE.as_bytes(), position(after)?, limit).await?;
+    let spaces = numbered(connection, step.items)?;
+    let names: Vec<u64> = spaces.iter().map(|(ino, _)| *ino).collect();
+    let rest = hmget(connection, &[DIR_LENGTH, DIR_INODES], &names).await?;
+    let row = |((ino, space), rest): ((u64, Vec<u8>), Vec<Option<Vec<u8>>>)| {
+        let key = Key::DirStat(Ino(ino));
+        let n = |value: Option<&Vec<u8>>| {
+            let text = std::str::from_utf8(value.map_or(b"0", Vec::as_slice)).ok();
+            text.and_then(|text| text.parse().ok()).ok_or_else(|| corrupt(&key))
+        };
+        let stat = DirStat { space: n(Some(&space))?, length: n(rest[0].as_ref())?, inodes: n(rest[1].as_ref())? };
+        Ok((key, Record::DirStat(stat)))
+    };
+    let rows = spaces.into_iter().zip(rest).map(row).collect::<EngineResult<_>>()?;
+    Ok(Page { rows, next: going_on(step.next) })
+}
+
+/// Directories, users, groups in turn; the cursor is (family, position).
+async fn quotas(connection: &Connection, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
+    let state = numbers_of(after)?;
+    let (family, at) = (state.first().copied().unwrap_or(0), state.get(1).copied().unwrap_or(0));
+    let owner = |id: u64| match family {
+        0 => Some(QuotaOwner::Directory(Ino(id))),
+        1 => u32::try_from(id).ok().map(QuotaOwner::User),
+        _ => u32::try_from(id).ok().map(QuotaOwner::Group),
+    };
+    let [limits, spaces, counts] = owner(0).map(quota_hashes).expect("zero is an owner of every family");
+    let step = collection_step(connection, "HSCAN", counts.as_bytes(), at, limit).await?;
+    let used = numbered(connection, step.items)?;
+    let names: Vec<u64> = used.iter().map(|(id, _)| *id).collect();
+    let rest = hmget(connection, &[limits, spaces], &names).await?;
+    let mut rows = Vec::with_capacity(used.len());
+    for ((id, inodes), mut rest) in used.into_iter().zip(rest) {
+        let Some(owner) = owner(id) else { continue };
+        let key = Key::Quota(owner);
+        let parse = |value: &[u8]| {
+            let n = std::str::from_utf8(value).ok().and_then(|text| text.parse::<i64>().ok());
+            n.ok_or_else(|| corrupt(&key))
+        };
+        let space = rest.pop().flatten().map(|space| parse(&space)).transpose()?;
+        let record = quota_record(&key, rest.pop().flatten().as_deref(), space, parse(&inodes)?)?;
+        rows.push((key, record));
+    }
+    let next = match step.next {
+        0 if family == 2 => None,
+        0 => Some(cursor_of(&[family + 1, 0])),
+        at => Some(cursor_of(&[family, at])),
+    };
+    Ok(Page { rows, next })
+}
+
+/// Fields that are numbers, with their values.
+fn numbered(connection: &Connection, items: Value) -> EngineResult<Vec<(u64, Vec<u8>)>> {
+    let pairs = pairs(items).ok_or_else(|| connection.odd_reply("scan"))?;
+    Ok(pairs.into_iter().filter_map(|(field, value)| Some((parse(&field)?, value))).collect())
+}
+
+/// For each field, its values in several hashes; one trip.
+async fn hmget(connection: &Connection, hashes: &[&str], fields: &[u64]) -> EngineResult<Vec<Vec<Option<Vec<u8>>>>> {
+    if fields.is_empty() {
+        return Ok(Vec::new());
+    }
+    let names: Vec<codec::Text> = fields.iter().map(|field| text!("{field}")).collect();
+    let mut pipeline = Pipeline::with_capacity(hashes.len());
+    for hash in hashes {
+        let args: Vec<&[u8]> =
+            std::iter::once(hash.as_bytes()).chain(names.iter().map(codec::Text::as_bytes)).collect();
+        pipeline.add_command(command("HMGET", &args));
+    }
+    let mut out: Vec<Vec<Option<Vec<u8>>>> = vec![Vec::with_capacity(hashes.len()); fields.len()];
+    for value in connection.query_all(&pipeline, false).await? {
+        let values = match value {
+            Value::Array(values) if values.len() == fields.len() => values,
+            Value::ServerError(error) => return Err(super::conn::server_fault(&error, "scan").into()),
+            _ => return Err(connection.odd_reply("scan")),
+        };
+        for (row, value) in out.iter_mut().zip(values) {
+            row.push(match value {
+                Value::BulkString(bytes) => Some(bytes),
+                _ => None,
+            });
+        }
+    }
+    Ok(out)
+}
+
+/// The lock records in which `locked{sid}` says the session holds something, in one page: a session holds few.
+async fn locks_of(connection: &Connection, session: SessionId) -> EngineResult<Page> {
+    let members = connection.query(&command("SMEMBERS", &[locked_key(session).as_bytes()])).await?;
+    let names = strings(members).ok_or_else(|| connection.odd_reply("scan"))?;
+    let lock = |key: &Key| matches!(key, Key::Flocks(_) | Key::Plocks(_));
+    let keys: Vec<Key> = names.iter().filter_map(|name| parse_key(name)).filter(lock).collect();
+    let mut rows = rows_of(connection, keys).await?;
+    // The set may name a key where the session holds nothing any more.
+    rows.retain(|(_, record)| match record {
+        Record::Flocks(holders) => holders.iter().any(|h| h.session == session),
+        Record::Plocks(holders) => holders.iter().any(|h| h.session == session),
+        _ => false,
+    });
+    Ok(Page { rows, next: None })
+}
