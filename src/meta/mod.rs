@@ -4,9 +4,14 @@
 //! each operation of the file system means. [`Meta`] is the one front that vfs, gateway and tools use; its methods
 //! stand beside the operations they run.
 
+pub mod check;
+#[cfg(test)]
+mod conformance;
 pub mod engine;
 pub mod format;
 pub mod ids;
+#[cfg(test)]
+mod model;
 pub mod open;
 pub mod ops;
 pub mod record;

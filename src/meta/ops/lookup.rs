@@ -71,7 +71,14 @@ impl Meta {
             let dir = self.getattr(parent).await?;
             return self.entry_of(if dir.is_dir() { dir.parent } else { return Err(Errno::ENOTDIR.into()) }).await;
         }
-        self.run(&Lookup { caller, parent, name }).await
+        let Entry { ino, attr } = self.run(&Lookup { caller, parent, name }).await?;
+        let links = attr.nlink.min(1);
+        let mut attr = self.shown(ino, attr).await?;
+        // What is reached through the trash has the name it is reached by.
+        if parent.is_trash() {
+            attr.nlink = attr.nlink.max(links);
+        }
+        Ok(Entry { ino, attr })
     }
 
     async fn entry_of(&self, ino: Ino) -> Outcome<Entry> {
@@ -81,7 +88,7 @@ impl Meta {
     /// The attributes of a node; ENOENT when it is gone.
     pub async fn getattr(&self, ino: Ino) -> Outcome<Attr> {
         match outside(self.engine().read(&[Key::Attr(ino)]).await)?.pop().flatten() {
-            Some(Record::Attr(attr)) => Ok(attr),
+            Some(Record::Attr(attr)) => self.shown(ino, attr).await,
             _ => Err(Errno::ENOENT.into()),
         }
     }

@@ -97,7 +97,7 @@ impl Operation for Rename<'_> {
         }
         let spot =
             taken.filter(|_| !exchange).and_then(|taken| SpotOf::new(self.removal.hourly, to, taken.ino, self.to.1));
-        let (node, other, occupied, spot, was_empty) = tx
+        let (node, other, occupied, spot, filled) = tx
             .load((
                 AttrOf(moved.ino),
                 taken.map(|taken| AttrOf(taken.ino)),
@@ -158,8 +158,8 @@ impl Operation for Rename<'_> {
         }
         tx.put_dentry(to, self.to.1, node.ino(), node.kind());
         let patch = move_node(tx, &node, from, to);
-        if was_empty == Some(true) {
-            // Its statistics were dropped on the way into the trash.
+        if filled == Some(false) {
+            // Its statistics were dropped on the way into the trash; those of a filled one are rebuilt when needed.
             tx.change(Change::Put(Key::DirStat(node.ino()), Record::DirStat(DirStat::default())));
         }
 
