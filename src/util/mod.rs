@@ -1,3 +1,4 @@
 //! Small tools without an opinion about file systems.
 
 pub mod clock;
+pub mod fileio;
