@@ -11,6 +11,8 @@
 pub mod mem;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "sqlite")]
+pub mod sql;
 #[cfg(test)]
 pub mod suite;
 

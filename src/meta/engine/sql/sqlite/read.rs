@@ -1,0 +1,457 @@
+//! Reading: one record under its key, and pages of scans. Shared by readers, by guards, and by changes that need to
+//! know what is there.
+
+use super::fault::Failed;
+use crate::base::acl::{ABSENT, AclRule, decode_entries};
+use crate::base::slice::SLICE_RECORD_BYTES;
+use crate::base::{Attr, ChunkIndex, Ino, Kind, Name, SessionId, Slice, SliceId};
+use crate::meta::engine::sql::records::{
+    GROUP_QUOTA, NodeColumns, USER_QUOTA, attr_of, counter_name, counter_shift, flock_exclusive, quota_key,
+};
+use crate::meta::engine::sql::texts::Texts;
+use crate::meta::engine::{Cursor, Page, PlusPage, Scan};
+use crate::meta::record::{
+    Counter, Dentry, DirStat, FlockHolder, Key, PlockHolder, PlockRange, Quota, QuotaOwner, Record, Session,
+    decode_delayed,
+};
+use bytes::Bytes;
+use rusqlite::types::{ToSqlOutput, ValueRef};
+use rusqlite::{Connection, Params, Row, ToSql};
+use std::fmt::Debug;
+
+/// Reads one volume's rows through any connection to its database.
+pub struct Reading<'a> {
+    pub conn: &'a Connection,
+    pub texts: &'a Texts,
+    /// All tables of a volume begin with this.
+    pub prefix: &'a str,
+}
+
+/// Bytes that a column of text holds; they need not be UTF-8.
+pub struct TextBytes<'a>(pub &'a [u8]);
+
+impl ToSql for TextBytes<'_> {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        Ok(ToSqlOutput::Borrowed(ValueRef::Text(self.0)))
+    }
+}
+
+/// A column of numbers; NULL counts as zero.
+fn int(row: &Row<'_>, column: usize) -> Option<i64> {
+    match row.get_ref(column).ok()? {
+        ValueRef::Null => Some(0),
+        ValueRef::Integer(number) => Some(number),
+        ValueRef::Real(_) | ValueRef::Text(_) | ValueRef::Blob(_) => None,
+    }
+}
+
+/// A column of bytes, of whichever class: `||` makes text of a chunk's list (`spec/metadata.md` 3.4).
+fn bytes<'a>(row: &'a Row<'_>, column: usize) -> Option<&'a [u8]> {
+    match row.get_ref(column).ok()? {
+        ValueRef::Null => Some(&[]),
+        ValueRef::Text(bytes) | ValueRef::Blob(bytes) => Some(bytes),
+        ValueRef::Integer(_) | ValueRef::Real(_) => None,
+    }
+}
+
+fn owned(row: &Row<'_>, column: usize) -> Option<Bytes> {
+    bytes(row, column).map(Bytes::copy_from_slice)
+}
+
+fn ino(row: &Row<'_>, column: usize) -> Option<Ino> {
+    int(row, column).map(|n| Ino(n as u64))
+}
+
+fn attr(row: &Row<'_>) -> Option<Attr> {
+    let mut columns: NodeColumns = [0; _];
+    for (at, column) in columns.iter_mut().enumerate() {
+        *column = int(row, at)?;
+    }
+    attr_of(&columns)
+}
+
+fn dentry(row: &Row<'_>, ino_at: usize, kind_at: usize) -> Option<Dentry> {
+    let kind = Kind::from_code(int(row, kind_at)?.try_into().ok()?)?;
+    Some(Dentry { kind, ino: ino(row, ino_at)? })
+}
+
+fn acl(row: &Row<'_>) -> Option<AclRule> {
+    // A permission that was never written is not present.
+    let perm = |column| match row.get_ref(column).ok()? {
+        ValueRef::Null => Some(ABSENT),
+        _ => int(row, column)?.try_into().ok(),
+    };
+    Some(AclRule {
+        owner: perm(0)?,
+        group: perm(1)?,
+        mask: perm(2)?,
+        other: perm(3)?,
+        users: decode_entries(bytes(row, 4)?)?,
+        groups: decode_entries(bytes(row, 5)?)?,
+    })
+}
+
+fn dir_stat(row: &Row<'_>, first: usize) -> Option<DirStat> {
+    Some(DirStat { length: int(row, first)?, space: int(row, first + 1)?, inodes: int(row, first + 2)? })
+}
+
+fn quota(row: &Row<'_>) -> Option<Quota> {
+    Some(Quota {
+        max_space: int(row, 0)?,
+        max_inodes: int(row, 1)?,
+        used_space: int(row, 2)?,
+        used_inodes: int(row, 3)?,
+    })
+}
+
+/// Where a scan goes on: after this row of this part. A scan over two tables has two parts.
+struct Place {
+    part: u8,
+    row: i64,
+}
+
+impl Place {
+    fn of(cursor: Option<&Cursor>) -> Place {
+        let read = |cursor: &Cursor| {
+            let (part, row) = cursor.0.split_first()?;
+            Some(Place { part: *part, row: i64::from_be_bytes(row.try_into().ok()?) })
+        };
+        cursor.and_then(read).unwrap_or(Place { part: 0, row: FIRST_ROW })
+    }
+
+    fn cursor(&self) -> Cursor {
+        let mut bytes = vec![self.part];
+        bytes.extend(self.row.to_be_bytes());
+        Cursor(bytes.into())
+    }
+}
+
+/// Before every number that is stored: ids, inodes and indexes are zero or more.
+const FIRST_ROW: i64 = -1;
+
+impl Reading<'_> {
+    /// The first row of a query; `decode` answers `None` for what is not a record.
+    pub fn one<T>(
+        &self,
+        text: &str,
+        params: impl Params,
+        what: &dyn Debug,
+        decode: impl FnOnce(&Row<'_>) -> Option<T>,
+    ) -> Result<Option<T>, Failed> {
+        let mut statement = self.conn.prepare_cached(text)?;
+        let mut rows = statement.query(params)?;
+        match rows.next()? {
+            Some(row) => decode(row).map(Some).ok_or_else(|| Failed::corrupt(what)),
+            None => Ok(None),
+        }
+    }
+
+    fn all<T>(
+        &self,
+        text: &str,
+        params: impl Params,
+        what: &dyn Debug,
+        mut decode: impl FnMut(&Row<'_>) -> Option<T>,
+    ) -> Result<Vec<T>, Failed> {
+        let mut statement = self.conn.prepare_cached(text)?;
+        let mut rows = statement.query(params)?;
+        let mut out = Vec::new();
+        while let Some(row) = rows.next()? {
+            out.push(decode(row).ok_or_else(|| Failed::corrupt(what))?);
+        }
+        Ok(out)
+    }
+
+    /// Several records of one moment.
+    pub fn snapshot(&self, keys: &[Key]) -> Result<Vec<Option<Record>>, Failed> {
+        // One statement is a snapshot by itself.
+        let several = keys.len() > 1;
+        if several {
+            self.conn.prepare_cached("BEGIN")?.execute(())?;
+        }
+        let mut records = Vec::with_capacity(keys.len());
+        for key in keys {
+            match self.get(key) {
+                Ok(record) => records.push(record),
+                Err(failed) if failed.table_missing() => records.push(None),
+                Err(failed) => {
+                    self.end(several);
+                    return Err(failed);
+                }
+            }
+        }
+        self.end(several);
+        Ok(records)
+    }
+
+    fn end(&self, begun: bool) {
+        if begun && let Err(error) = self.conn.prepare_cached("COMMIT").and_then(|mut end| end.execute(())) {
+            tracing::debug!("end of a read: {error}");
+        }
+    }
+
+    pub fn get(&self, key: &Key) -> Result<Option<Record>, Failed> {
+        let t = self.texts;
+        let id = |ino: &Ino| ino.0 as i64;
+        match key {
+            Key::Setting => self.one(&t.setting, (), key, |r| owned(r, 0).map(Record::Bytes)),
+            Key::Counter(counter) => Ok(self.counter(*counter)?.map(Record::Number)),
+            Key::Attr(i) => self.one(&t.node, [id(i)], key, |r| attr(r).map(Record::Attr)),
+            Key::Dentry(dir, name) => {
+                self.one(&t.edge, (id(dir), name.as_bytes()), key, |r| dentry(r, 0, 1).map(Record::Dentry))
+            }
+            Key::AnyDentry(dir) => self.one(&t.any_edge, [id(dir)], key, |r| dentry(r, 0, 1).map(Record::Dentry)),
+            Key::Symlink(i) => self.one(&t.symlink, [id(i)], key, |r| owned(r, 0).map(Record::Bytes)),
+            Key::LinkParents(i) => {
+                let parents = self.all(&t.link_parents, [id(i)], key, |r| Some((ino(r, 0)?, int(r, 1)?)))?;
+                Ok(some_list(parents, Record::LinkParents))
+            }
+            Key::Chunk(i, index) => {
+                self.one(&t.chunk, (id(i), index.0), key, |r| Slice::decode_list(bytes(r, 0)?).map(Record::Slices))
+            }
+            Key::SliceRef(slice, _) => self.one(&t.slice_ref, [slice.0 as i64], key, |r| int(r, 0).map(Record::Number)),
+            Key::Xattr(i, name) => {
+                self.one(&t.xattr, (id(i), TextBytes(name.as_bytes())), key, |r| owned(r, 0).map(Record::Bytes))
+            }
+            Key::Xattrs(i) => {
+                let list = self.all(&t.xattrs, [id(i)], key, |r| Some((Name::stored(bytes(r, 0)?), owned(r, 1)?)))?;
+                Ok(some_list(list, Record::Xattrs))
+            }
+            Key::AclRule(rule) => self.one(&t.acl, [i64::from(*rule)], key, |r| acl(r).map(Record::AclRule)),
+            Key::DirStat(i) => self.one(&t.dir_stat, [id(i)], key, |r| dir_stat(r, 0).map(Record::DirStat)),
+            Key::Quota(owner) => match (owner, quota_key(*owner)) {
+                (_, Some(place)) => self.one(&t.owner_quota, place, key, |r| quota(r).map(Record::Quota)),
+                (QuotaOwner::Directory(i), None) => {
+                    self.one(&t.dir_quota, [id(i)], key, |r| quota(r).map(Record::Quota))
+                }
+                (QuotaOwner::User(_) | QuotaOwner::Group(_), None) => unreachable!("users and groups have a place"),
+            },
+            Key::Session(sid) => self.one(&t.session, [sid.0 as i64], key, |r| {
+                Some(Record::Session(Session { expire: int(r, 0)?, info: owned(r, 1)? }))
+            }),
+            Key::Sustained(sid, i) => self.one(&t.sustained, (sid.0 as i64, id(i)), key, |_| Some(Record::Number(1))),
+            Key::DeletedFile(i, length) => {
+                self.one(&t.deleted_file, (id(i), *length as i64), key, |r| int(r, 0).map(Record::Number))
+            }
+            Key::DelayedSlices(slice, time) => {
+                self.one(&t.delayed, (slice.0 as i64, *time), key, |r| decode_delayed(bytes(r, 0)?).map(Record::Slices))
+            }
+            Key::Flocks(i) => {
+                let mut holders = self.all(&t.flocks, [id(i)], key, |r| {
+                    Some(FlockHolder {
+                        session: SessionId(int(r, 0)? as u64),
+                        owner: int(r, 1)? as u64,
+                        exclusive: flock_exclusive(int(r, 2)?)?,
+                    })
+                })?;
+                // Owners are unsigned, their column is not: the database cannot sort them.
+                holders.sort_unstable_by_key(|h| (h.session, h.owner));
+                Ok(some_list(holders, Record::Flocks))
+            }
+            Key::Plocks(i) => {
+                let mut holders = self.all(&t.plocks, [id(i)], key, |r| {
+                    Some(PlockHolder {
+                        session: SessionId(int(r, 0)? as u64),
+                        owner: int(r, 1)? as u64,
+                        ranges: PlockRange::decode_list(bytes(r, 2)?)?,
+                    })
+                })?;
+                holders.retain(|holder| !holder.ranges.is_empty());
+                holders.sort_unstable_by_key(|h| (h.session, h.owner));
+                Ok(some_list(holders, Record::Plocks))
+            }
+        }
+    }
+
+    /// In the sense of the seam: ids count the last one handed out.
+    fn counter(&self, counter: Counter) -> Result<Option<i64>, Failed> {
+        match counter_name(counter) {
+            Some(name) => {
+                let stored = self.one(&self.texts.counter, [name], &Key::Counter(counter), |r| int(r, 0))?;
+                Ok(stored.map(|stored| stored - counter_shift(counter)))
+            }
+            None => self.last_acl_id(),
+        }
+    }
+
+    /// The number that the rules' table has reached; rules are never deleted, but who loads a dump may.
+    pub fn last_acl_id(&self) -> Result<Option<i64>, Failed> {
+        let table = format!("{}acl", self.prefix);
+        let text = "SELECT seq FROM sqlite_sequence WHERE name = ?1";
+        self.one(text, [table], &Key::Counter(Counter::AclMaxId), |r| int(r, 0))
+    }
+
+    /// The stored bytes of a chunk's list.
+    pub fn chunk_bytes(&self, ino: Ino, index: ChunkIndex) -> Result<Option<Vec<u8>>, Failed> {
+        let key = Key::Chunk(ino, index);
+        let list = self.one(&self.texts.chunk, (ino.0 as i64, index.0), &key, |r| bytes(r, 0).map(<[u8]>::to_vec))?;
+        match list {
+            Some(list) if !list.len().is_multiple_of(SLICE_RECORD_BYTES) => Err(Failed::corrupt(&key)),
+            list => Ok(list),
+        }
+    }
+
+    /// The attributes of a node.
+    pub fn attr(&self, ino: Ino) -> Result<Option<Attr>, Failed> {
+        self.one(&self.texts.node, [ino.0 as i64], &Key::Attr(ino), attr)
+    }
+
+    pub fn scan(&self, scan: &Scan, after: Option<&Cursor>, limit: usize) -> Result<Page, Failed> {
+        let t = self.texts;
+        let limit = limit.max(1);
+        let most = limit as i64;
+        let place = Place::of(after);
+        let row = place.row;
+        // A page of one table: each row with the number that the next page goes on after.
+        let page = |rows: Vec<(i64, (Key, Record))>| -> Page {
+            let next = (rows.len() == limit).then(|| rows.last().map(|(row, _)| Place { part: place.part, row: *row }));
+            Page {
+                rows: rows.into_iter().map(|(_, row)| row).collect(),
+                next: next.flatten().map(|place| place.cursor()),
+            }
+        };
+        Ok(match scan {
+            Scan::Dentries(dir) => {
+                let start = after.map_or(&b""[..], |cursor| &cursor.0);
+                let rows = self.all(&t.edges_of, (dir.0 as i64, start, most), scan, |r| {
+                    Some((Name::stored(bytes(r, 0)?), dentry(r, 1, 2)?))
+                })?;
+                let next = (rows.len() == limit).then(|| rows.last().map(|(name, _)| name_cursor(name))).flatten();
+                let rows = rows.into_iter().map(|(n, d)| (Key::Dentry(*dir, n), Record::Dentry(d))).collect();
+                Page { rows, next }
+            }
+            Scan::AllDentries => page(self.all(&t.edges, (row, most), scan, |r| {
+                let key = Key::Dentry(ino(r, 1)?, Name::stored(bytes(r, 2)?));
+                Some((int(r, 0)?, (key, Record::Dentry(dentry(r, 3, 4)?))))
+            })?),
+            Scan::Attrs => page(self.all(&t.nodes, (row, most), scan, |r| {
+                let i = int(r, 18)?;
+                Some((i, (Key::Attr(Ino(i as u64)), Record::Attr(attr(r)?))))
+            })?),
+            Scan::Chunks => page(self.all(&t.chunks, (row, most), scan, |r| {
+                let key = Key::Chunk(ino(r, 1)?, ChunkIndex(int(r, 2)?.try_into().ok()?));
+                Some((int(r, 0)?, (key, Record::Slices(Slice::decode_list(bytes(r, 3)?)?))))
+            })?),
+            Scan::ChunksOf(i) => page(self.all(&t.chunks_of, (i.0 as i64, row, most), scan, |r| {
+                let index = int(r, 0)?;
+                let key = Key::Chunk(*i, ChunkIndex(index.try_into().ok()?));
+                Some((index, (key, Record::Slices(Slice::decode_list(bytes(r, 1)?)?))))
+            })?),
+            // Loaders of dumps leave a row for holes, slice 0, which is nothing.
+            Scan::SliceRefs => page(self.all(&t.slice_refs, (row.max(0), most), scan, |r| {
+                let slice = int(r, 0)?;
+                let key = Key::SliceRef(SliceId(slice as u64), int(r, 1)?.try_into().ok()?);
+                Some((slice, (key, Record::Number(int(r, 2)?))))
+            })?),
+            Scan::Sessions => page(self.all(&t.sessions, (row, most), scan, |r| {
+                let sid = int(r, 0)?;
+                let session = Session { expire: int(r, 1)?, info: owned(r, 2)? };
+                Some((sid, (Key::Session(SessionId(sid as u64)), Record::Session(session))))
+            })?),
+            Scan::Sustained(sid) => page(self.all(&t.sustained_of, (sid.0 as i64, row, most), scan, |r| {
+                let i = int(r, 0)?;
+                Some((i, (Key::Sustained(*sid, Ino(i as u64)), Record::Number(1))))
+            })?),
+            Scan::DeletedFiles => page(self.all(&t.deleted_files, (row, most), scan, |r| {
+                let i = int(r, 0)?;
+                Some((i, (Key::DeletedFile(Ino(i as u64), int(r, 1)? as u64), Record::Number(int(r, 2)?))))
+            })?),
+            Scan::DelayedSlices => page(self.all(&t.all_delayed, (row, most), scan, |r| {
+                let slice = int(r, 0)?;
+                let key = Key::DelayedSlices(SliceId(slice as u64), int(r, 1)?);
+                Some((slice, (key, Record::Slices(decode_delayed(bytes(r, 2)?)?))))
+            })?),
+            Scan::DirStats => page(self.all(&t.dir_stats, (row, most), scan, |r| {
+                let i = int(r, 0)?;
+                Some((i, (Key::DirStat(Ino(i as u64)), Record::DirStat(dir_stat(r, 1)?))))
+            })?),
+            Scan::AclRules => page(self.all(&t.acls, (row, most), scan, |r| {
+                let id = int(r, 6)?;
+                Some((id, (Key::AclRule(id.try_into().ok()?), Record::AclRule(acl(r)?))))
+            })?),
+            Scan::Quotas => {
+                let rows = self.all_quotas(place.part, row, most, scan)?;
+                in_parts(page(rows), place.part, GROUP_QUOTA as u8)
+            }
+            Scan::LocksOf(sid) => {
+                let (owners, key): (_, fn(Ino) -> Key) =
+                    if place.part == 0 { (&t.flocked_by, Key::Flocks) } else { (&t.plocked_by, Key::Plocks) };
+                let inodes = self.all(owners, (sid.0 as i64, row, most), scan, |r| int(r, 0))?;
+                in_parts(self.page_of_inodes(&place, inodes, limit, key)?, place.part, 1)
+            }
+            Scan::AllXattrs => {
+                let inodes = self.all(&t.xattr_owners, (row, most), scan, |r| int(r, 0))?;
+                self.page_of_inodes(&place, inodes, limit, Key::Xattrs)?
+            }
+            Scan::AllLinkParents => Page::default(),
+        })
+    }
+
+    /// Part 0 are directories; users and groups have their own numbers as parts.
+    fn all_quotas(&self, part: u8, row: i64, most: i64, scan: &Scan) -> Result<Vec<(i64, (Key, Record))>, Failed> {
+        let entry = |r: &Row<'_>, owner: &dyn Fn(i64) -> Option<QuotaOwner>| {
+            let id = int(r, 4)?;
+            Some((id, (Key::Quota(owner(id)?), Record::Quota(quota(r)?))))
+        };
+        let user = |id: i64| Some(QuotaOwner::User(id.try_into().ok()?));
+        let group = |id: i64| Some(QuotaOwner::Group(id.try_into().ok()?));
+        match i64::from(part) {
+            0 => self.all(&self.texts.dir_quotas, (row, most), scan, |r| {
+                entry(r, &|id| Some(QuotaOwner::Directory(Ino(id as u64))))
+            }),
+            USER_QUOTA => self.all(&self.texts.owner_quotas, (USER_QUOTA, row, most), scan, |r| entry(r, &user)),
+            _ => self.all(&self.texts.owner_quotas, (GROUP_QUOTA, row, most), scan, |r| entry(r, &group)),
+        }
+    }
+
+    /// A page of collecting keys, one per inode.
+    fn page_of_inodes(
+        &self,
+        place: &Place,
+        inodes: Vec<i64>,
+        limit: usize,
+        key: fn(Ino) -> Key,
+    ) -> Result<Page, Failed> {
+        let mut page = Page::default();
+        if inodes.len() == limit {
+            page.next = inodes.last().map(|row| Place { part: place.part, row: *row }.cursor());
+        }
+        for i in inodes {
+            let key = key(Ino(i as u64));
+            page.rows.extend(self.get(&key)?.map(|record| (key, record)));
+        }
+        Ok(page)
+    }
+
+    pub fn scan_plus(&self, dir: Ino, after: Option<&Cursor>, limit: usize) -> Result<PlusPage, Failed> {
+        let limit = limit.max(1);
+        let start = after.map_or(&b""[..], |cursor| &cursor.0);
+        let what = Scan::Dentries(dir);
+        let entries = self.all(&self.texts.edges_of_plus, (dir.0 as i64, start, limit as i64), &what, |r| {
+            // A node has a type; without one the entry's node is missing.
+            let node = match r.get_ref(0).ok()? {
+                ValueRef::Null => None,
+                _ => Some(attr(r)?),
+            };
+            Some((Name::stored(bytes(r, 18)?), dentry(r, 19, 20)?, node))
+        })?;
+        let next = (entries.len() == limit).then(|| entries.last().map(|(name, ..)| name_cursor(name))).flatten();
+        Ok(PlusPage { entries, next })
+    }
+}
+
+fn name_cursor(name: &Name) -> Cursor {
+    Cursor(Bytes::copy_from_slice(name.as_bytes()))
+}
+
+fn some_list<T>(items: Vec<T>, record: fn(Vec<T>) -> Record) -> Option<Record> {
+    if items.is_empty() { None } else { Some(record(items)) }
+}
+
+/// A scan of several parts goes on with the next part when one has ended.
+fn in_parts(mut page: Page, part: u8, last: u8) -> Page {
+    if page.next.is_none() && part < last {
+        page.next = Some(Place { part: part + 1, row: FIRST_ROW }.cursor());
+    }
+    page
+}
