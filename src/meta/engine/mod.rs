@@ -8,6 +8,8 @@
 //! locks over round trips; guards compare at commit and hold nothing. An engine that needs a handle between its
 //! first load and its commit (a start timestamp, a connection) keeps it in its `EngineTxn`.
 
+pub mod counting;
+pub mod fault;
 pub mod mem;
 #[cfg(feature = "redis")]
 pub mod redis;
@@ -152,6 +154,12 @@ pub struct PlusPage {
 pub trait Engine: Send + Sync + 'static {
     /// "redis", "sqlite", "memory": for logs and metrics.
     fn name(&self) -> &'static str;
+
+    /// Whether `Scan::ChunksOf` costs no more than the chunks it finds. False where it reads through the whole volume
+    /// (Redis); the chunks of a file are then asked for by number.
+    fn lists_chunks_of_file(&self) -> bool {
+        true
+    }
 
     /// Makes the store ready to hold a volume: schema and initial counters. Nothing is lost if it already does.
     async fn prepare(&self) -> EngineResult<()>;
