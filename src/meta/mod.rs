@@ -10,22 +10,28 @@ mod conformance;
 pub mod engine;
 pub mod format;
 pub mod ids;
+pub mod jobs;
+pub mod lease;
 #[cfg(test)]
 mod model;
 pub mod open;
 pub mod ops;
+pub mod reclaim;
 pub mod record;
+pub mod session;
 #[cfg(test)]
 pub mod testing;
 pub mod trash;
 pub mod txn;
+pub mod usage;
 
 use crate::base::{Attr, Fault, Ino, Outcome, SessionId, Stop, Timestamp};
 use crate::util::clock::SharedClock;
+use bytes::Bytes;
 use engine::{Committed, Engine, EngineError, EngineResult};
 use ids::IdPool;
 use ops::acl::RuleBook;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use record::Counter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -95,11 +101,17 @@ pub struct Meta {
     settings: MetaSettings,
     rules: RwLock<Rules>,
     session: AtomicU64,
+    /// The session's description as stored, to register again with.
+    session_info: Mutex<Bytes>,
     inodes: IdPool,
     slices: IdPool,
-    open_files: open::OpenFiles,
+    open: open::OpenFiles,
     trash: trash::TrashCache,
     rule_book: RuleBook,
+    usage: usage::UsageCache,
+    reclaim: reclaim::ReclaimQueue,
+    plock_notes: ops::plock::LockNotes,
+    flock_notes: ops::plock::LockNotes,
 }
 
 impl Meta {
@@ -112,9 +124,14 @@ impl Meta {
             settings,
             rules: RwLock::new(rules),
             session: AtomicU64::new(0),
-            open_files: open::OpenFiles::new(),
+            session_info: Mutex::default(),
+            open: open::OpenFiles::default(),
             trash: trash::TrashCache::default(),
             rule_book: RuleBook::default(),
+            usage: usage::UsageCache::default(),
+            reclaim: reclaim::ReclaimQueue::default(),
+            plock_notes: ops::plock::LockNotes::default(),
+            flock_notes: ops::plock::LockNotes::default(),
         })
     }
 
@@ -155,7 +172,9 @@ impl Meta {
 
     /// As `run`, with what the commit reported.
     pub(crate) async fn run_reporting<O: Operation>(&self, op: &O) -> Outcome<(O::Output, Committed)> {
-        txn::drive(&*self.engine, || self.clock.now(), op).await
+        let done = txn::drive(&*self.engine, || self.clock.now(), op).await?;
+        self.usage.committed(done.usage);
+        Ok((done.output, done.committed))
     }
 
     /// EROFS for a client that must not write.

@@ -6,7 +6,7 @@ use super::ops::create::NewNode;
 use super::record::{Counter, Key, Record};
 use super::{Caller, Meta, MetaSettings, Rules};
 use crate::base::{Fault, FaultKind, Ino, Kind, Name};
-use crate::util::clock::SystemClock;
+use crate::util::clock::{SharedClock, SystemClock};
 use async_trait::async_trait;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,9 +19,14 @@ pub fn plain_rules() -> Rules {
 
 /// An empty volume in memory.
 pub async fn volume() -> Arc<Meta> {
+    volume_on(Arc::new(MemEngine::default()), Arc::new(SystemClock)).await
+}
+
+/// One more client of the volume on `engine`, which is made if it is not there yet.
+pub async fn volume_on(engine: Arc<dyn Engine>, clock: SharedClock) -> Arc<Meta> {
     let settings = MetaSettings { read_only: false, skip_dir_mtime: Duration::ZERO };
-    let meta = Meta::new(Arc::new(MemEngine::default()), Arc::new(SystemClock), settings, plain_rules());
-    meta.format(b"{}").await.expect("the in-memory engine takes any volume");
+    let meta = Meta::new(engine, clock, settings, plain_rules());
+    meta.format(b"{}").await.expect("the engine takes a volume");
     meta
 }
 

@@ -10,6 +10,7 @@
 //! kinds a few times, and has the operation settle commits that may or may not have been applied.
 
 use super::engine::{Batch, Change, Committed, Engine, EngineError, EngineTxn, Guard};
+use super::usage::Usage;
 use super::record::{
     Counter, Dentry, DirStat, FlockHolder, Key, PlockHolder, Quota, QuotaOwner, Record, Session,
 };
@@ -54,8 +55,20 @@ const CONFLICT_DEADLINE: Duration = Duration::from_secs(30);
 /// Faults of retryable kinds are tried this often in a row; the engines reconnect on their own meanwhile.
 const FAULT_TRIES_MAX: u32 = 10;
 
+/// An operation that ran to its end.
+pub struct Done<T> {
+    pub output: T,
+    pub committed: Committed,
+    /// By how much the commit changed the usage of the volume.
+    pub usage: Usage,
+}
+
 /// Runs an operation to its end: the only retry loop of the metadata layer.
-pub async fn drive<O: Operation>(engine: &dyn Engine, now: impl Fn() -> Timestamp, op: &O) -> Outcome<(O::Output, Committed)> {
+pub async fn drive<O: Operation>(
+    engine: &dyn Engine,
+    now: impl Fn() -> Timestamp,
+    op: &O,
+) -> Outcome<Done<O::Output>> {
     let started = Instant::now();
     let (mut conflicts, mut faults) = (0u32, 0u32);
     loop {
@@ -68,10 +81,10 @@ pub async fn drive<O: Operation>(engine: &dyn Engine, now: impl Fn() -> Timestam
                 }
                 tokio::time::sleep(conflict_pause(conflicts)).await;
             }
-            Err(Failed::Undetermined(fault)) => {
+            Err(Failed::Undetermined(fault, usage)) => {
                 tracing::warn!(operation = O::NAME, "commit without a reply, looking whether it was applied: {fault}");
                 match settle(engine, now(), op).await? {
-                    Settled::Applied(output) => return Ok((output, Committed::default())),
+                    Settled::Applied(output) => return Ok(Done { output, committed: Committed::default(), usage }),
                     Settled::NotApplied if faults < FAULT_TRIES_MAX => {
                         faults += 1;
                         tokio::time::sleep(fault_pause(faults)).await;
@@ -91,11 +104,12 @@ pub async fn drive<O: Operation>(engine: &dyn Engine, now: impl Fn() -> Timestam
 
 enum Failed {
     Conflict,
-    Undetermined(Fault),
+    /// With the usage that the commit would have changed.
+    Undetermined(Fault, Usage),
     Stop(Stop),
 }
 
-async fn attempt<O: Operation>(engine: &dyn Engine, now: Timestamp, op: &O) -> Result<(O::Output, Committed), Failed> {
+async fn attempt<O: Operation>(engine: &dyn Engine, now: Timestamp, op: &O) -> Result<Done<O::Output>, Failed> {
     let mut tx = Tx::new(engine, now);
     let output = match op.run(&mut tx).await {
         Ok(output) => output,
@@ -104,11 +118,14 @@ async fn attempt<O: Operation>(engine: &dyn Engine, now: Timestamp, op: &O) -> R
         Err(_) if tx.conflicted => return Err(Failed::Conflict),
         Err(stop) => return Err(Failed::Stop(stop)),
     };
-    let Some((txn, batch)) = tx.finish() else { return Ok((output, Committed::default())) };
+    let Some((txn, batch)) = tx.finish() else {
+        return Ok(Done { output, committed: Committed::default(), usage: Usage::default() });
+    };
+    let usage = Usage::changed_by(&batch.changes);
     match txn.commit(batch).await {
-        Ok(committed) => Ok((output, committed)),
+        Ok(committed) => Ok(Done { output, committed, usage }),
         Err(EngineError::Conflict) => Err(Failed::Conflict),
-        Err(EngineError::Undetermined(fault)) => Err(Failed::Undetermined(fault)),
+        Err(EngineError::Undetermined(fault)) => Err(Failed::Undetermined(fault, usage)),
         Err(EngineError::Fault(fault)) => Err(Failed::Stop(fault.into())),
     }
 }

@@ -169,6 +169,11 @@ impl Engine for RedisEngine {
         "redis"
     }
 
+    /// Keys are found by SCAN over all of them.
+    fn lists_chunks_of_file(&self) -> bool {
+        false
+    }
+
     /// Redis needs no schema, and counters begin as absent keys. A server that may evict keys would lose metadata.
     async fn prepare(&self) -> EngineResult<()> {
         let policy = match self.main.query(&codec::command("CONFIG", &[b"GET", b"maxmemory-policy"])).await {
