@@ -7,6 +7,8 @@ pub mod attr;
 pub mod compact;
 pub mod copy_range;
 pub mod create;
+#[cfg(test)]
+mod data_model;
 pub mod fallocate;
 pub mod flock;
 pub mod link;

@@ -48,7 +48,8 @@ pub(crate) async fn account_length(tx: &mut Tx<'_>, meta: &Meta, node: &Seen, le
     let space = align4k(length) as i64 - align4k(present) as i64;
     let delta = DirStat { length: length as i64 - present as i64, space, inodes: 0 };
     tx.add_usage(space, 0);
-    if !meta.rules().dir_stats {
+    // An unlinked file that is still open counts for the volume, but for no directory any more.
+    if !meta.rules().dir_stats || node.nlink() == 0 {
         return Ok(());
     }
     match node.parent() {
