@@ -1,6 +1,7 @@
 //! New nodes: files, directories, symlinks and special nodes (`spec/metadata.md` 7.2).
 
 use super::access::permit;
+use super::acl::{self, Inherited, RuleBook, Ruled};
 use crate::base::mode::{EXECUTE, GROUP_EXECUTE, Mode, PERMISSION_BITS, SGID, WRITE, flag};
 use crate::base::{Attr, AttrPatch, Errno, Ino, Kind, Name, Outcome};
 use crate::meta::engine::Change;
@@ -26,6 +27,7 @@ pub struct NewNode {
 const TARGET_BYTES_MAX: usize = 4096;
 
 struct Create<'a> {
+    book: &'a RuleBook,
     caller: &'a Caller,
     parent: Ino,
     name: &'a Name,
@@ -36,9 +38,9 @@ struct Create<'a> {
 
 impl Operation for Create<'_> {
     const NAME: &'static str = "create";
-    type Output = Entry;
+    type Output = Ruled<Entry>;
 
-    async fn run(&self, tx: &mut Tx<'_>) -> Outcome<Entry> {
+    async fn run(&self, tx: &mut Tx<'_>) -> Outcome<Ruled<Entry>> {
         let (parent, taken) = tx.load((AttrOf(self.parent), DentryOf(self.parent, self.name))).await?;
         let parent = parent.directory()?;
         if parent.parent().is_hourly() {
@@ -51,7 +53,10 @@ impl Operation for Create<'_> {
         if taken.is_some() {
             return Err(Errno::EEXIST.into());
         }
-        let attr = self.attr_under(tx, &parent).await?;
+        let attr = match self.attr_under(tx, &parent).await? {
+            Ruled::Done(attr) => attr,
+            Ruled::Wants(rule) => return Ok(Ruled::Wants(rule)),
+        };
         tx.put_attr(self.ino, &attr);
         tx.put_dentry(self.parent, self.name, self.ino, attr.kind);
         if let Some(target) = &self.node.target {
@@ -65,15 +70,15 @@ impl Operation for Create<'_> {
         }
         tx.add_usage(4096, 1);
         tx.add_dir_stat(self.parent, DirStat { length: 0, space: 4096, inodes: 1 });
-        Ok(Entry { ino: self.ino, attr })
+        Ok(Ruled::Done(Entry { ino: self.ino, attr }))
     }
 
     /// The inode number was never used before: an entry that points at it can only be this one.
-    async fn settle(&self, tx: &mut Tx<'_>) -> Outcome<Settled<Entry>> {
+    async fn settle(&self, tx: &mut Tx<'_>) -> Outcome<Settled<Ruled<Entry>>> {
         let (dentry, node) = tx.load((DentryOf(self.parent, self.name), AttrOf(self.ino))).await?;
         Ok(match (dentry, node.into_option()) {
             (Some(dentry), Some(node)) if dentry.ino == self.ino => {
-                Settled::Applied(Entry { ino: self.ino, attr: *node.peek() })
+                Settled::Applied(Ruled::Done(Entry { ino: self.ino, attr: *node.peek() }))
             }
             (_, None) => Settled::NotApplied,
             _ => Settled::Unknown,
@@ -82,14 +87,20 @@ impl Operation for Create<'_> {
 }
 
 impl Create<'_> {
-    async fn attr_under(&self, _tx: &mut Tx<'_>, parent: &Seen) -> Outcome<Attr> {
+    async fn attr_under(&self, tx: &mut Tx<'_>, parent: &Seen) -> Outcome<Ruled<Attr>> {
         let kind = self.node.kind;
-        let now = _tx.now();
+        let now = tx.now();
         let inherits_group = parent.mode() & SGID != 0;
-        let mut mode = self.node.mode & PERMISSION_BITS & !self.node.umask;
-        if kind == Kind::Symlink {
-            mode = 0o777;
-        }
+        let asked = self.node.mode & PERMISSION_BITS;
+        let inherited = match parent.default_acl() {
+            _ if kind == Kind::Symlink => Inherited { mode: 0o777, access_acl: 0, default_acl: 0 },
+            0 => Inherited { mode: asked & !self.node.umask, access_acl: 0, default_acl: 0 },
+            rule => match acl::inherit(tx, self.book, rule, asked, kind).await? {
+                Ruled::Done(inherited) => inherited,
+                Ruled::Wants(rule) => return Ok(Ruled::Wants(rule)),
+            },
+        };
+        let mut mode = inherited.mode;
         if inherits_group && kind == Kind::Directory {
             mode |= SGID;
         } else if inherits_group
@@ -100,7 +111,7 @@ impl Create<'_> {
         {
             mode &= !SGID;
         }
-        Ok(Attr {
+        Ok(Ruled::Done(Attr {
             flags: parent.flags() & flag::SKIP_TRASH,
             kind,
             mode,
@@ -117,10 +128,10 @@ impl Create<'_> {
             },
             rdev: if matches!(kind, Kind::Directory | Kind::Symlink) { 0 } else { self.node.rdev },
             parent: self.parent,
-            access_acl: 0,
-            default_acl: 0,
+            access_acl: inherited.access_acl,
+            default_acl: inherited.default_acl,
             tier: parent.tier(),
-        })
+        }))
     }
 }
 
@@ -156,13 +167,16 @@ impl Meta {
         }
         let ino = self.next_inode().await?;
         let skip_dir_mtime = self.settings().skip_dir_mtime;
-        self.run(&Create { caller, parent, name, node, ino, skip_dir_mtime }).await
+        let book = self.rule_book();
+        self.run_ruled(&Create { book, caller, parent, name, node, ino, skip_dir_mtime }).await
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::acl::AclRule;
+    use crate::meta::ops::acl::AclKind;
     use crate::meta::testing::volume;
 
     #[tokio::test]
@@ -175,5 +189,20 @@ mod tests {
         assert_eq!((made.ino, made.attr.mode, made.attr.uid, made.attr.gid), (Ino(2), 0o640, 7, 8));
         assert_eq!(meta.lookup(&caller, Ino::ROOT, &name).await.unwrap(), made);
         assert_eq!(meta.create(&caller, Ino::ROOT, &name, &node).await.unwrap_err().errno(), Errno::EEXIST);
+    }
+
+    #[tokio::test]
+    async fn a_default_acl_takes_the_place_of_the_umask() {
+        let meta = volume().await;
+        let root = Caller::root();
+        let node = |kind| NewNode { kind, mode: 0o666, umask: 0o077, rdev: 0, target: None };
+        let rule = AclRule { owner: 7, group: 5, mask: 6, other: 4, users: vec![(9, 7)], groups: vec![] };
+        meta.set_acl(&root, Ino::ROOT, AclKind::Default, &acl::format(&rule)).await.unwrap();
+        let file = meta.create(&root, Ino::ROOT, &Name::entry(b"f").unwrap(), &node(Kind::File)).await.unwrap();
+        assert_eq!((file.attr.mode, file.attr.default_acl), (0o664, 0));
+        assert_ne!(file.attr.access_acl, 0);
+        let dir = meta.create(&root, Ino::ROOT, &Name::entry(b"d").unwrap(), &node(Kind::Directory)).await.unwrap();
+        assert_eq!(dir.attr.default_acl, meta.getattr(Ino::ROOT).await.unwrap().default_acl);
+        assert_eq!(dir.attr.access_acl, file.attr.access_acl);
     }
 }
