@@ -11,7 +11,7 @@ use crate::base::{Fault, FaultKind};
 use crate::meta::engine::{EngineError, EngineResult};
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, RedisError, ServerError, Value};
+use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, RedisError, ServerError, ServerErrorKind, Value};
 use std::time::{Duration, Instant};
 
 /// A new connection gets this long for TCP, TLS, AUTH and SELECT.
@@ -101,7 +101,12 @@ impl Connection {
                     Fault::undetermined(operation).with("engine", "redis").with("address", &self.target.address);
                 Err(EngineError::Undetermined(fault.source(error)))
             }
-            answered => Ok(answered),
+            answered => {
+                if answered.as_ref().is_err_and(is_demoted) {
+                    self.discard(generation);
+                }
+                Ok(answered)
+            }
         }
     }
 
@@ -197,6 +202,12 @@ impl Connection {
 /// The connection is of no more use, or never was.
 fn is_broken(error: &RedisError) -> bool {
     matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse)
+}
+
+/// The server is no longer the primary. After a failover the name of the server leads to another one, so the next
+/// request connects anew.
+fn is_demoted(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
 }
 
 /// The server says that it cannot serve now.

@@ -61,7 +61,7 @@ impl RedisEngine {
         Ok(Arc::new(engine))
     }
 
-    /// Version and mode of the server, and the script in its cache.
+    /// Version and mode of the server, the script in its cache, and that it keeps what it is given.
     async fn check_server(&self) -> EngineResult<()> {
         let info = match self.main.query(&codec::command("INFO", &[])).await? {
             Value::BulkString(info) => String::from_utf8_lossy(&info).into_owned(),
@@ -79,6 +79,23 @@ impl RedisEngine {
             }
         }
         self.main.query(&codec::command("SCRIPT", &[b"LOAD", COMMIT.as_bytes()])).await?;
+        match field("maxmemory_policy") {
+            Some("noeviction") | None => Ok(()),
+            Some(policy) => self.forbid_eviction(policy).await,
+        }
+    }
+
+    /// A server that may evict keys would lose metadata; the peer changes the policy as well.
+    async fn forbid_eviction(&self, policy: &str) -> EngineResult<()> {
+        let set = codec::command("CONFIG", &[b"SET", b"maxmemory-policy", b"noeviction"]);
+        match self.main.query(&set).await {
+            Ok(_) => tracing::info!("redis: maxmemory-policy was {policy} and is noeviction now"),
+            // Managed servers forbid CONFIG.
+            Err(EngineError::Fault(fault)) => {
+                tracing::warn!("redis may evict keys ({policy}), which loses metadata: set noeviction: {fault}");
+            }
+            Err(error) => return Err(error),
+        }
         Ok(())
     }
 
@@ -174,27 +191,8 @@ impl Engine for RedisEngine {
         false
     }
 
-    /// Redis needs no schema, and counters begin as absent keys. A server that may evict keys would lose metadata.
+    /// Redis needs no schema, and counters begin as absent keys.
     async fn prepare(&self) -> EngineResult<()> {
-        let policy = match self.main.query(&codec::command("CONFIG", &[b"GET", b"maxmemory-policy"])).await {
-            Ok(reply) => codec::pairs(reply).and_then(|mut pairs| pairs.pop()).map(|(_, policy)| policy),
-            // Managed servers hide CONFIG.
-            Err(EngineError::Fault(fault)) => {
-                tracing::warn!("could not check that redis never evicts keys: {fault}");
-                None
-            }
-            Err(error) => return Err(error),
-        };
-        if policy.is_some_and(|policy| policy != b"noeviction") {
-            let set = codec::command("CONFIG", &[b"SET", b"maxmemory-policy", b"noeviction"]);
-            match self.main.query(&set).await {
-                Ok(_) => tracing::info!("redis: maxmemory-policy is noeviction now"),
-                Err(EngineError::Fault(fault)) => {
-                    tracing::warn!("redis may evict keys, which would lose metadata: set maxmemory-policy: {fault}");
-                }
-                Err(error) => return Err(error),
-            }
-        }
         Ok(())
     }
 

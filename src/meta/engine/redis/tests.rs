@@ -390,7 +390,6 @@ async fn erase_leaves_the_keys_of_others() {
 async fn a_full_or_read_only_server_applies_nothing() {
     let Some(server) = Server::start(&[]).await else { return };
     let (engine, raw) = (server.engine().await, server.raw());
-    engine.prepare().await.unwrap();
     let entry = Record::Dentry(Dentry { kind: Kind::File, ino: Ino(9) });
     let changes = vec![put(Key::Dentry(Ino(1), Name::stored(*b"n")), entry), Change::AddCounter(Counter::UsedSpace, 1)];
     raw.run(&["CONFIG", "SET", "maxmemory", "1"]).await;
@@ -411,7 +410,7 @@ async fn a_full_or_read_only_server_applies_nothing() {
 #[tokio::test]
 async fn evicting_servers_are_told_not_to() {
     let Some(server) = Server::start(&["--maxmemory-policy", "allkeys-lru"]).await else { return };
-    server.engine().await.prepare().await.unwrap();
+    server.engine().await;
     let policy = codec::pairs(server.raw().run(&["CONFIG", "GET", "maxmemory-policy"]).await).unwrap();
     assert_eq!(policy[0].1, b"noeviction");
 }
