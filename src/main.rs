@@ -1,3 +1,8 @@
 //! The `sluice` command: parse, run, exit code.
 
-fn main() {}
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> std::process::ExitCode {
+    sluicefs::cli::main(std::env::args_os().collect())
+}

@@ -97,9 +97,14 @@ impl fmt::Display for Size {
 pub struct Bandwidth(pub i64);
 
 impl Bandwidth {
+    /// Whole Mbit/s, 0 for "no limit".
+    pub fn mbps(self) -> u64 {
+        u64::try_from(self.0).unwrap_or(0)
+    }
+
     /// The limit in bytes per second, `None` for "no limit".
     pub fn bytes_per_second(self) -> Option<u64> {
-        u64::try_from(self.0).ok().filter(|mbps| *mbps > 0).map(|mbps| mbps.saturating_mul(1_000_000 / 8))
+        Some(self.mbps()).filter(|mbps| *mbps > 0).map(|mbps| mbps.saturating_mul(1_000_000 / 8))
     }
 }
 

@@ -261,7 +261,7 @@ fn unknown_keys(object: &Map<String, Value>, known: &[&'static str]) -> Vec<Unkn
 /// Puts `unknown` back: each behind the known key it was found behind, or behind where that key would stand.
 fn weave(known: impl IntoIterator<Item = (&'static str, Option<Value>)>, unknown: &[Unknown]) -> Map<String, Value> {
     let mut out = Map::new();
-    let mut put_after = |out: &mut Map<String, Value>, after| {
+    let put_after = |out: &mut Map<String, Value>, after| {
         for u in unknown.iter().filter(|u| u.after == after) {
             out.insert(u.key.clone(), u.value.clone());
         }
