@@ -6,17 +6,13 @@
 use super::{Vfs, VfsSettings};
 use crate::base::{Fault, Outcome, SliceId};
 use crate::buf::{Budget, Pool};
-use crate::cache::blockfile::Verify;
-use crate::cache::disk::DiskOptions;
-use crate::cache::index::Eviction;
-use crate::cache::{BlockCache, CacheOptions};
-use crate::chunk::codec::Compression;
-use crate::chunk::{ChunkOptions, ChunkStore};
+use crate::cache::{BlockCache, CacheOptions, DiskOptions, Eviction, Verify};
+use crate::chunk::{ChunkOptions, ChunkStore, Compression};
 use crate::config::client::{CacheDirs, CacheEviction, CacheChecksum, ClientSettings};
+use crate::config::units::Bandwidth;
 use crate::config::uri::MetaUri;
 use crate::config::volume::{Access, SESSION_VERSION, VolumeFormat};
 use crate::meta::engine::Engine;
-use crate::meta::jobs::{JobSettings, start_jobs};
 use crate::meta::reclaim::SliceRemover;
 use crate::meta::session::{SessionEnd, SessionInfo, SessionNews, Verdict};
 use crate::meta::{Meta, MetaSettings, Rules, outside};
@@ -24,12 +20,11 @@ use crate::object::place::Place;
 use crate::object::service;
 use crate::object::stack::{Stack, StackOptions, stack};
 use crate::util::clock::SystemClock;
-use crate::util::task::{Stopper, stop_signal};
+use crate::util::task::{Job, StopSignal, Tasks};
 use async_trait::async_trait;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 
 /// Slices compacted in the background at a time (`spec/metadata.md` 1.8).
 const COMPACTIONS_MAX: usize = 10;
@@ -51,8 +46,9 @@ pub async fn open_engine(uri: &MetaUri) -> Outcome<Arc<dyn Engine>> {
         }
         #[cfg(feature = "sqlite")]
         MetaUri::Sqlite(sqlite) => {
-            let engine = crate::meta::engine::sql::sqlite::SqliteEngine::open(&sqlite.path, sqlite.option("table_prefix"));
-            Ok(outside(engine)?)
+            use crate::meta::engine::sql::sqlite::{SqliteEngine, SqliteOptions};
+            let options = SqliteOptions { table_prefix: sqlite.option("table_prefix").map(str::to_owned) };
+            Ok(Arc::new(SqliteEngine::open(&sqlite.path, options)?))
         }
         #[allow(unreachable_patterns, reason = "which engines there are is decided by features")]
         _ => Err(Fault::unsupported("open metadata engine").source("this build was made without it").into()),
@@ -82,7 +78,8 @@ pub fn open_objects(format: &VolumeFormat, settings: &ClientSettings, pool: &Arc
         session_token: secrets.session_token.expose().to_owned(),
         shards: format.shards,
     };
-    let mbps = |own: Option<u64>, volume: i64| own.unwrap_or_else(|| u64::try_from(volume).unwrap_or(0));
+    // What this client was told counts, else what the volume says; below zero means no limit as well.
+    let mbps = |own: Option<Bandwidth>, volume: i64| u64::try_from(own.map_or(volume, |own| own.0)).unwrap_or(0);
     let options = StackOptions {
         prefix: format!("{}/", format.name),
         max_downloads: settings.max_downloads as usize,
@@ -91,8 +88,9 @@ pub fn open_objects(format: &VolumeFormat, settings: &ClientSettings, pool: &Arc
         get_timeout: settings.get_timeout,
         put_timeout: settings.put_timeout,
         retries: settings.io_retries,
-        upload_mbps: mbps(settings.upload_limit.map(|limit| limit.mbps()), format.upload_limit_mbps),
-        download_mbps: mbps(settings.download_limit.map(|limit| limit.mbps()), format.download_limit_mbps),
+        upload_mbps: mbps(settings.upload_limit, format.upload_limit_mbps),
+        download_mbps: mbps(settings.download_limit, format.download_limit_mbps),
+        ..StackOptions::default()
     };
     Ok(stack(service::open(&place, pool)?, &options))
 }
@@ -102,8 +100,7 @@ pub struct Client {
     pub vfs: Arc<Vfs>,
     pub format: VolumeFormat,
     pub objects: Stack,
-    stopper: Stopper,
-    tasks: Vec<JoinHandle<()>>,
+    tasks: Tasks,
     gone: watch::Receiver<bool>,
 }
 
@@ -114,6 +111,63 @@ struct Remover(ChunkStore);
 impl SliceRemover for Remover {
     async fn remove(&self, id: SliceId, size: u32) -> Result<(), Fault> {
         self.0.remove(id, size).await
+    }
+}
+
+/// Keeps the session alive and follows the volume's format.
+struct Heartbeat {
+    meta: Arc<Meta>,
+    uuid: String,
+    heartbeat: Duration,
+    exit: watch::Sender<bool>,
+}
+
+#[async_trait]
+impl Job for Heartbeat {
+    fn name(&self) -> &'static str {
+        "heartbeat"
+    }
+
+    async fn run(&self, stop: StopSignal) {
+        let judge = |news| judge(&self.meta, &self.uuid, news);
+        if self.meta.clone().run_session(self.heartbeat, judge, stop).await == SessionEnd::Exit {
+            self.exit.send_replace(true);
+        }
+    }
+}
+
+/// Commits slices that have grown old.
+struct Commits(Weak<Vfs>);
+
+#[async_trait]
+impl Job for Commits {
+    fn name(&self) -> &'static str {
+        "commit aged slices"
+    }
+
+    async fn run(&self, stop: StopSignal) {
+        while stop.sleep(TICK).await {
+            let Some(vfs) = self.0.upgrade() else { return };
+            vfs.commit_aged();
+        }
+    }
+}
+
+/// Removes the data of deleted files and replaced slices.
+struct Reclaim {
+    meta: Arc<Meta>,
+    remover: Arc<dyn SliceRemover>,
+    max_deletes: usize,
+}
+
+#[async_trait]
+impl Job for Reclaim {
+    fn name(&self) -> &'static str {
+        "reclaim"
+    }
+
+    async fn run(&self, stop: StopSignal) {
+        self.meta.clone().run_reclaim(self.remover.clone(), self.max_deletes, stop).await;
     }
 }
 
@@ -164,43 +218,24 @@ impl Client {
                 root_extra: Vec::new(),
             },
         );
-        let (stopper, stop) = stop_signal();
         let (exit, gone) = watch::channel(false);
-        let mut tasks = Vec::new();
-        tasks.push(tokio::spawn({
-            let (meta, stop, rules_to, uuid) = (meta.clone(), stop.clone(), meta.clone(), format.uuid.clone());
-            let heartbeat = settings.heartbeat;
-            async move {
-                let end = meta.run_session(heartbeat, move |news| judge(&rules_to, &uuid, news), stop).await;
-                if end == SessionEnd::Exit {
-                    exit.send_replace(true);
-                }
-            }
-        }));
+        let mut tasks = Tasks::default();
+        let (uuid, heartbeat) = (format.uuid.clone(), settings.heartbeat);
+        tasks.spawn(Arc::new(Heartbeat { meta: meta.clone(), uuid, heartbeat, exit }));
         if !settings.read_only {
-            tasks.push(tokio::spawn({
-                let (vfs, stop) = (Arc::downgrade(&vfs), stop.clone());
-                async move {
-                    while stop.sleep(TICK).await {
-                        let Some(vfs) = vfs.upgrade() else { return };
-                        vfs.commit_aged();
-                    }
-                }
-            }));
-            if settings.max_deletes > 0 {
-                let remover: Arc<dyn SliceRemover> = Arc::new(Remover(data));
-                let reclaim = meta.clone().run_reclaim(remover.clone(), settings.max_deletes as usize, stop.clone());
-                tasks.push(tokio::spawn(reclaim));
-                if !settings.no_bgjob {
-                    let job_settings = JobSettings {
-                        heartbeat: settings.heartbeat,
-                        max_deletes: settings.max_deletes as usize,
-                    };
-                    tasks.extend(start_jobs(&meta, remover, job_settings, &stop));
+            tasks.spawn(Arc::new(Commits(Arc::downgrade(&vfs))));
+            let max_deletes = settings.max_deletes as usize;
+            let remover: Arc<dyn SliceRemover> = Arc::new(Remover(data));
+            if max_deletes > 0 {
+                tasks.spawn(Arc::new(Reclaim { meta: meta.clone(), remover: remover.clone(), max_deletes }));
+            }
+            if !settings.no_bgjob {
+                for job in meta.background_jobs(remover, heartbeat, max_deletes) {
+                    tasks.spawn(job);
                 }
             }
         }
-        Ok(Client { vfs, format, objects, stopper, tasks, gone })
+        Ok(Client { vfs, format, objects, tasks, gone })
     }
 
     /// Becomes ready when the volume is not ours to serve any more: destroyed, or replaced by another one.
@@ -216,11 +251,7 @@ impl Client {
     /// answered after everything has been tried.
     pub async fn close(self) -> Outcome<()> {
         let flushed = self.vfs.flush_all().await;
-        self.stopper.stop();
-        let ended = tokio::time::timeout(STOP_DEADLINE, futures::future::join_all(self.tasks)).await;
-        if ended.is_err() {
-            tracing::warn!("background work did not end within {} s", STOP_DEADLINE.as_secs());
-        }
+        self.tasks.stop(STOP_DEADLINE).await;
         let closed = self.vfs.meta().close_session().await;
         let synced = outside(self.vfs.meta().engine().sync().await);
         flushed.and(closed).and(synced)

@@ -6,12 +6,10 @@
 
 use super::Vfs;
 use crate::base::{ChunkIndex, Ino, Outcome, Slice};
-use crate::meta::ops::slices::{Replaced, plan_compaction};
+use crate::meta::ops::compact::{Replaced, plan_compaction};
 use parking_lot::Mutex;
 use std::collections::HashSet;
 
-/// Records read into one compaction.
-const RECORDS_MAX: usize = 1000;
 /// A chunk with so many records or visible pieces is worth rewriting once it is read.
 const READ_TRIGGER: usize = 5;
 
@@ -64,13 +62,12 @@ impl Vfs {
     }
 
     async fn compact_once(&self, ino: Ino, index: ChunkIndex) -> Outcome<bool> {
-        let mut records = self.meta.read_chunk(ino, index).await?;
-        records.truncate(RECORDS_MAX);
+        let records = self.meta.read_chunk(ino, index).await?;
         let Some(plan) = plan_compaction(&records) else { return Ok(false) };
         let id = self.meta.next_slice().await?;
         let size = self.data.merge(&plan.pieces, id).await?;
         let new = Slice { pos: plan.pos, id, size, off: 0, len: size };
-        match self.meta.replace_slices(ino, index, &records, plan.skipped, new).await {
+        match self.meta.replace_slices(ino, index, &records[..plan.read], plan.skipped, new).await {
             Ok(Replaced::Done { garbage }) => {
                 if let Some(file) = self.files.get(ino) {
                     file.state().chunks.remove(&index);

@@ -342,7 +342,7 @@ impl Vfs {
             libc::XATTR_REPLACE => XattrMode::Replace,
             _ => return Err(Errno::EINVAL.into()),
         };
-        self.meta.set_xattr(caller, ino, name.as_bytes(), value, how).await
+        self.meta.set_xattr(caller, ino, name.as_bytes(), &value, how).await
     }
 
     /// The names, each ended by a NUL, as listxattr(2) has them.
