@@ -1,6 +1,6 @@
 //! The birth of a volume: the setting, the root and the trash root (`spec/metadata.md` 1.1, 2.4).
 
-use super::engine::Change;
+use super::engine::{Change, Engine};
 use super::record::{Key, Record};
 use super::txn::{AttrOf, Operation, Peek, SettingOf, Tx};
 use super::{Meta, outside};
@@ -63,9 +63,14 @@ impl Meta {
 
     /// The format document as stored; `None` when there is no volume here.
     pub async fn setting(&self) -> Outcome<Option<Bytes>> {
-        match outside(self.engine().read(&[Key::Setting]).await)?.pop().flatten() {
-            Some(Record::Bytes(setting)) => Ok(Some(setting)),
-            _ => Ok(None),
-        }
+        stored_setting(&**self.engine()).await
+    }
+}
+
+/// The format document that an engine holds; `None` when there is no volume.
+pub async fn stored_setting(engine: &dyn Engine) -> Outcome<Option<Bytes>> {
+    match outside(engine.read(&[Key::Setting]).await)?.pop().flatten() {
+        Some(Record::Bytes(setting)) => Ok(Some(setting)),
+        _ => Ok(None),
     }
 }

@@ -1,1 +1,97 @@
-//! Where names and bytes meet: handles, reading, writing.
+//! Where names and bytes meet: the operations of a mounted volume, on inodes and handles, as the kernel asks them.
+//!
+//! `Vfs` decides nothing about names (that is `meta`) and nothing about blocks (that is `chunk`). It owns what lies
+//! between: handles, open files with their uncommitted writes, read-ahead, the order of flushes, and the background
+//! work of a mount. Replies are values; `fuse` turns them into the kernel's protocol.
+//!
+//! Consistency: a read through this mount sees every write through this mount; another mount sees them after close or
+//! fsync here and open there (close-to-open). Operations run to their end once begun: whoever waits for one may give
+//! up waiting, the operation itself is not dropped.
+
+pub mod client;
+pub mod compact;
+pub mod dirs;
+pub mod file;
+pub mod handle;
+pub mod locks;
+pub mod ops;
+pub mod reader;
+pub mod writer;
+
+use crate::base::Ino;
+use crate::chunk::ChunkStore;
+use crate::meta::Meta;
+use compact::Compactions;
+use file::Files;
+use handle::Handles;
+use std::future::Future;
+use std::sync::{Arc, Weak};
+
+pub use dirs::DirItem;
+pub use handle::Handle;
+
+/// How a mount behaves.
+#[derive(Clone, Debug)]
+pub struct VfsSettings {
+    pub read_only: bool,
+    /// Read-ahead per sequential reader, in bytes; 0 for none.
+    pub max_readahead_bytes: u64,
+    /// The kernel merges small writes; write-only handles must then be readable.
+    pub writeback_cache: bool,
+    /// Slices compacted in the background at a time; 0 for none.
+    pub compactions_max: usize,
+    /// Entries that the root shows besides its own (virtual files, the trash).
+    pub root_extra: Vec<(crate::base::Name, Ino, crate::base::Kind)>,
+}
+
+/// What open answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opened {
+    pub handle: Handle,
+    /// The kernel may keep the pages it has of this file.
+    pub keep_cache: bool,
+    pub direct_io: bool,
+}
+
+/// One mounted volume.
+pub struct Vfs {
+    pub(crate) meta: Arc<Meta>,
+    pub(crate) data: ChunkStore,
+    pub(crate) settings: VfsSettings,
+    handles: Handles,
+    files: Files,
+    opened_before: ops::OpenedBefore,
+    compactions: Compactions,
+    runtime: tokio::runtime::Handle,
+    me: Weak<Vfs>,
+}
+
+impl Vfs {
+    /// Must be called inside the runtime that is to carry the background work.
+    pub fn new(meta: Arc<Meta>, data: ChunkStore, settings: VfsSettings) -> Arc<Vfs> {
+        Arc::new_cyclic(|me| Vfs {
+            compactions: Compactions::new(settings.compactions_max),
+            meta,
+            data,
+            settings,
+            handles: Handles::default(),
+            files: Files::default(),
+            opened_before: ops::OpenedBefore::default(),
+            runtime: tokio::runtime::Handle::current(),
+            me: me.clone(),
+        })
+    }
+
+    pub fn meta(&self) -> &Arc<Meta> {
+        &self.meta
+    }
+
+    pub fn data(&self) -> &ChunkStore {
+        &self.data
+    }
+
+    /// Work that nobody waits for. It is bounded by what starts it: one commit per file, one read-ahead per read.
+    fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.spawn(work);
+    }
+}

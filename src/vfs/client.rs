@@ -1,0 +1,367 @@
+//! A volume opened by this process: engine, store, cache, metadata and vfs put together, and the background work that
+//! a client of a volume owes to it. Mounts, the gateway and tools all open volumes here.
+//!
+//! Closing drains: what was written is flushed, background jobs end, and the session is taken out of the volume.
+
+use super::{Vfs, VfsSettings};
+use crate::base::{Fault, Outcome, SliceId};
+use crate::buf::{Budget, Pool};
+use crate::cache::{BlockCache, CacheOptions, DiskOptions, Eviction, Verify};
+use crate::chunk::{ChunkOptions, ChunkStore, Compression};
+use crate::config::client::{CacheDirs, CacheEviction, CacheChecksum, ClientSettings};
+use crate::config::units::Bandwidth;
+use crate::config::uri::MetaUri;
+use crate::config::volume::{Access, SESSION_VERSION, VolumeFormat};
+use crate::meta::engine::Engine;
+use crate::meta::reclaim::SliceRemover;
+use crate::meta::session::{SessionEnd, SessionInfo, SessionNews, Verdict};
+use crate::meta::{Meta, MetaSettings, Rules, outside};
+use crate::object::place::Place;
+use crate::object::service;
+use crate::object::stack::{Stack, StackOptions, stack};
+use crate::util::clock::SystemClock;
+use crate::util::task::{Job, StopSignal, Tasks};
+use async_trait::async_trait;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// Slices compacted in the background at a time (`spec/metadata.md` 1.8).
+const COMPACTIONS_MAX: usize = 10;
+/// How often growing slices are looked at.
+const TICK: Duration = Duration::from_millis(500);
+/// Background work gets this long to end once it is told to.
+const STOP_DEADLINE: Duration = Duration::from_secs(20);
+/// Part of the buffer memory that blocks may be kept in after use: most of it may serve readers, and what is being
+/// written or fetched always finds the rest.
+const MEMORY_CACHE_PART: u64 = 2;
+
+/// Opens the metadata engine of a URL.
+pub async fn open_engine(uri: &MetaUri) -> Outcome<Arc<dyn Engine>> {
+    match uri {
+        #[cfg(feature = "redis")]
+        MetaUri::Redis(_) => {
+            let engine = crate::meta::engine::redis::RedisEngine::open(uri.with_password().expose()).await;
+            Ok(outside(engine)?)
+        }
+        #[cfg(feature = "sqlite")]
+        MetaUri::Sqlite(sqlite) => {
+            use crate::meta::engine::sql::sqlite::{SqliteEngine, SqliteOptions};
+            let options = SqliteOptions { table_prefix: sqlite.option("table_prefix").map(str::to_owned) };
+            Ok(Arc::new(SqliteEngine::open(&sqlite.path, options)?))
+        }
+        #[allow(unreachable_patterns, reason = "which engines there are is decided by features")]
+        _ => Err(Fault::unsupported("open metadata engine").source("this build was made without it").into()),
+    }
+}
+
+/// What operations need to know of a volume's format.
+pub fn rules_of(format: &VolumeFormat) -> Rules {
+    Rules {
+        trash_days: u32::try_from(format.trash_days).unwrap_or(0),
+        capacity_bytes: format.capacity_bytes,
+        inodes_max: format.inodes,
+        acl: format.enable_acl,
+        dir_stats: format.dir_stats,
+    }
+}
+
+/// Opens the object store of a volume with all its layers.
+pub fn open_objects(format: &VolumeFormat, settings: &ClientSettings, pool: &Arc<Pool>) -> Outcome<Stack> {
+    let config = |error| Fault::config("open object store").source(error);
+    let secrets = format.open_secrets().map_err(config)?;
+    let place = Place {
+        storage: settings.storage.clone().unwrap_or_else(|| format.storage.clone()),
+        bucket: settings.bucket.clone().unwrap_or_else(|| format.bucket.clone()),
+        access_key: format.access_key.clone(),
+        secret_key: secrets.secret_key.expose().to_owned(),
+        session_token: secrets.session_token.expose().to_owned(),
+        shards: format.shards,
+    };
+    // What this client was told counts, else what the volume says; below zero means no limit as well.
+    let mbps = |own: Option<Bandwidth>, volume: i64| u64::try_from(own.map_or(volume, |own| own.0)).unwrap_or(0);
+    let options = StackOptions {
+        prefix: format!("{}/", format.name),
+        max_downloads: settings.max_downloads as usize,
+        max_uploads: settings.max_uploads as usize,
+        max_deletes: (settings.max_deletes as usize).max(1),
+        get_timeout: settings.get_timeout,
+        put_timeout: settings.put_timeout,
+        retries: settings.io_retries,
+        upload_mbps: mbps(settings.upload_limit, format.upload_limit_mbps),
+        download_mbps: mbps(settings.download_limit, format.download_limit_mbps),
+        ..StackOptions::default()
+    };
+    Ok(stack(service::open(&place, pool)?, &options))
+}
+
+/// A volume in use by this process.
+pub struct Client {
+    pub vfs: Arc<Vfs>,
+    pub format: VolumeFormat,
+    pub objects: Stack,
+    tasks: Tasks,
+    gone: watch::Receiver<bool>,
+}
+
+/// Where data that nothing refers to any more is removed.
+struct Remover(ChunkStore);
+
+#[async_trait]
+impl SliceRemover for Remover {
+    async fn remove(&self, id: SliceId, size: u32) -> Result<(), Fault> {
+        self.0.remove(id, size).await
+    }
+}
+
+/// Keeps the session alive and follows the volume's format.
+struct Heartbeat {
+    meta: Arc<Meta>,
+    uuid: String,
+    heartbeat: Duration,
+    exit: watch::Sender<bool>,
+}
+
+#[async_trait]
+impl Job for Heartbeat {
+    fn name(&self) -> &'static str {
+        "heartbeat"
+    }
+
+    async fn run(&self, stop: StopSignal) {
+        let judge = |news| judge(&self.meta, &self.uuid, news);
+        if self.meta.clone().run_session(self.heartbeat, judge, stop).await == SessionEnd::Exit {
+            self.exit.send_replace(true);
+        }
+    }
+}
+
+/// Commits slices that have grown old.
+struct Commits(Weak<Vfs>);
+
+#[async_trait]
+impl Job for Commits {
+    fn name(&self) -> &'static str {
+        "commit aged slices"
+    }
+
+    async fn run(&self, stop: StopSignal) {
+        while stop.sleep(TICK).await {
+            let Some(vfs) = self.0.upgrade() else { return };
+            vfs.commit_aged();
+        }
+    }
+}
+
+/// Removes the data of deleted files and replaced slices.
+struct Reclaim {
+    meta: Arc<Meta>,
+    remover: Arc<dyn SliceRemover>,
+    max_deletes: usize,
+}
+
+#[async_trait]
+impl Job for Reclaim {
+    fn name(&self) -> &'static str {
+        "reclaim"
+    }
+
+    async fn run(&self, stop: StopSignal) {
+        self.meta.clone().run_reclaim(self.remover.clone(), self.max_deletes, stop).await;
+    }
+}
+
+impl Client {
+    /// Opens a volume, registers a session unless `settings` are read-only, and starts the background work.
+    /// `mount_point` is what others see of this client.
+    pub async fn open(uri: &MetaUri, settings: &ClientSettings, mount_point: &str) -> Outcome<Client> {
+        let engine = open_engine(uri).await?;
+        let format = load_format(&engine, uri).await?;
+        let access = if settings.read_only { Access::Read } else { Access::Write };
+        format.admit(access).map_err(|error| Fault::config("open volume").with("volume", &format.name).source(error))?;
+        let meta_settings = MetaSettings { read_only: settings.read_only, skip_dir_mtime: settings.skip_dir_mtime };
+        let meta = Meta::new(engine, Arc::new(SystemClock), meta_settings, rules_of(&format));
+        if !settings.read_only {
+            // Brings an older schema up to date; nothing that is there changes.
+            outside(meta.engine().prepare().await)?;
+        }
+
+        let budget = Budget::new(settings.buffer_size.bytes());
+        let pool = Pool::new(budget);
+        let objects = open_objects(&format, settings, &pool)?;
+        let cache = BlockCache::open(&cache_options(&format, settings), &pool);
+        let compression = Compression::parse(&format.compression)
+            .ok_or_else(|| Fault::config("open volume").with("compression", &format.compression))?;
+        let data = ChunkStore::new(
+            objects.store.clone(),
+            cache,
+            pool,
+            ChunkOptions {
+                block_size: format.block_bytes() as u32,
+                compression,
+                hash_prefix: format.hash_prefix,
+                prefetch: settings.prefetch as usize,
+                cache_partial_only: settings.cache_partial_only,
+                cache_large_write: settings.cache_large_write,
+                ..ChunkOptions::default()
+            },
+        );
+        meta.start_session(session_info(mount_point), settings.heartbeat).await?;
+        let vfs = Vfs::new(
+            meta.clone(),
+            data.clone(),
+            VfsSettings {
+                read_only: settings.read_only,
+                max_readahead_bytes: settings.readahead_bytes(format.block_bytes()),
+                writeback_cache: false,
+                compactions_max: if settings.read_only { 0 } else { COMPACTIONS_MAX },
+                root_extra: Vec::new(),
+            },
+        );
+        let (exit, gone) = watch::channel(false);
+        let mut tasks = Tasks::default();
+        let (uuid, heartbeat) = (format.uuid.clone(), settings.heartbeat);
+        tasks.spawn(Arc::new(Heartbeat { meta: meta.clone(), uuid, heartbeat, exit }));
+        if !settings.read_only {
+            tasks.spawn(Arc::new(Commits(Arc::downgrade(&vfs))));
+            let max_deletes = settings.max_deletes as usize;
+            let remover: Arc<dyn SliceRemover> = Arc::new(Remover(data));
+            if max_deletes > 0 {
+                tasks.spawn(Arc::new(Reclaim { meta: meta.clone(), remover: remover.clone(), max_deletes }));
+            }
+            if !settings.no_bgjob {
+                for job in meta.background_jobs(remover, heartbeat, max_deletes) {
+                    tasks.spawn(job);
+                }
+            }
+        }
+        Ok(Client { vfs, format, objects, tasks, gone })
+    }
+
+    /// Becomes ready when the volume is not ours to serve any more: destroyed, or replaced by another one.
+    pub async fn gone(&self) {
+        let mut gone = self.gone.clone();
+        if gone.wait_for(|gone| *gone).await.is_err() {
+            // The heartbeat has ended without such news, so none will come.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Flushes everything, ends the background work and takes the session out of the volume. The first failure is
+    /// answered after everything has been tried.
+    pub async fn close(self) -> Outcome<()> {
+        let flushed = self.vfs.flush_all().await;
+        self.tasks.stop(STOP_DEADLINE).await;
+        let closed = self.vfs.meta().close_session().await;
+        let synced = outside(self.vfs.meta().engine().sync().await);
+        flushed.and(closed).and(synced)
+    }
+}
+
+/// The format document of the volume; a clear sentence when there is none.
+pub async fn load_format(engine: &Arc<dyn Engine>, uri: &MetaUri) -> Outcome<VolumeFormat> {
+    let setting = crate::meta::format::stored_setting(&**engine).await?.ok_or_else(|| {
+        Fault::config("open volume").with("meta", uri).source("database is not formatted, please run `sluice format` first")
+    })?;
+    VolumeFormat::from_json(&setting)
+        .map_err(|error| Fault::corrupt("read the volume's format").with("meta", uri).source(error).into())
+}
+
+fn judge(meta: &Meta, uuid: &str, news: SessionNews) -> Verdict {
+    match news {
+        SessionNews::SettingGone => {
+            tracing::error!("the volume's format is gone from the metadata: stopping");
+            Verdict::Exit
+        }
+        SessionNews::Setting(setting) => match VolumeFormat::from_json(&setting) {
+            Ok(format) if format.uuid != uuid => {
+                tracing::error!(was = uuid, is = format.uuid, "another volume was put in this one's place: stopping");
+                Verdict::Exit
+            }
+            Ok(format) if format.meta_version > crate::config::volume::META_VERSION => {
+                tracing::error!(version = format.meta_version, "the volume was upgraded past this client: stopping");
+                Verdict::Exit
+            }
+            Ok(format) => {
+                meta.set_rules(rules_of(&format));
+                Verdict::Continue
+            }
+            Err(error) => {
+                tracing::warn!("the volume's format cannot be read now, going on with what was read before: {error}");
+                Verdict::Continue
+            }
+        },
+        SessionNews::WasDead => Verdict::Continue,
+    }
+}
+
+fn session_info(mount_point: &str) -> SessionInfo {
+    SessionInfo {
+        version: SESSION_VERSION.to_owned(),
+        host_name: nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
+        ip_addrs: addresses(),
+        mount_point: mount_point.to_owned(),
+        mount_time: jiff::Zoned::now().strftime("%Y-%m-%dT%H:%M:%S.%f%:z").to_string(),
+        process_id: std::process::id(),
+    }
+}
+
+/// This host's addresses but loopback.
+fn addresses() -> Vec<String> {
+    let interfaces = match nix::ifaddrs::getifaddrs() {
+        Ok(interfaces) => interfaces,
+        Err(error) => {
+            tracing::debug!("addresses for the session's description: {error}");
+            return Vec::new();
+        }
+    };
+    let mut found: Vec<String> = interfaces
+        .filter_map(|interface| interface.address)
+        .filter_map(|address| {
+            let ip = match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
+                (Some(v4), _) => std::net::IpAddr::V4(v4.ip()),
+                (_, Some(v6)) => std::net::IpAddr::V6(v6.ip()),
+                _ => return None,
+            };
+            (!ip.is_loopback()).then(|| ip.to_string())
+        })
+        .collect();
+    found.sort();
+    found.dedup();
+    found
+}
+
+fn cache_options(format: &VolumeFormat, settings: &ClientSettings) -> CacheOptions {
+    let memory_bytes = settings.buffer_size.bytes() / MEMORY_CACHE_PART;
+    let capacity = settings.cache_size.bytes();
+    let dirs = match &settings.cache_dirs {
+        _ if capacity == 0 => return CacheOptions::default(),
+        CacheDirs::Memory => return CacheOptions { memory_bytes: capacity, memory_idle: None, disk: None },
+        CacheDirs::Dirs(dirs) => dirs.clone(),
+    };
+    let interval = settings.cache_scan_interval;
+    let disk = DiskOptions {
+        dirs,
+        uuid: format.uuid.clone(),
+        capacity,
+        items: settings.cache_items,
+        free_space_ratio: settings.free_space_ratio,
+        verify: match settings.verify_cache_checksum {
+            CacheChecksum::None => Verify::None,
+            CacheChecksum::Full => Verify::Full,
+            CacheChecksum::Shrink => Verify::Shrink,
+            CacheChecksum::Extend => Verify::Extend,
+        },
+        eviction: match settings.cache_eviction {
+            CacheEviction::None => Eviction::None,
+            CacheEviction::TwoRandom => Eviction::TwoRandom,
+            CacheEviction::Lru => Eviction::Lru,
+        },
+        mode: u32::from(settings.cache_mode),
+        hash_prefix: format.hash_prefix,
+        scan_interval: (!interval.is_zero()).then_some(interval),
+        expire: (!settings.cache_expire.is_zero()).then_some(settings.cache_expire),
+        ..DiskOptions::default()
+    };
+    CacheOptions { memory_bytes, memory_idle: Some(Duration::from_secs(30)), disk: Some(disk) }
+}

@@ -1,0 +1,86 @@
+//! Background compaction: chunks whose lists have grown long are rewritten as one slice (`spec/metadata.md` 1.8).
+//!
+//! Suggested by reads and commits that meet a long list, planned by `meta`, carried out here, because only here bytes
+//! and records meet. A chunk is compacted once at a time and a mount compacts only a few; what is not taken now is
+//! suggested again by the next read.
+
+use super::Vfs;
+use crate::base::{ChunkIndex, Ino, Outcome, Slice};
+use crate::meta::ops::compact::{Replaced, plan_compaction};
+use parking_lot::Mutex;
+use std::collections::HashSet;
+
+/// A chunk with so many records or visible pieces is worth rewriting once it is read.
+const READ_TRIGGER: usize = 5;
+
+/// The compactions under way.
+pub struct Compactions {
+    running: Mutex<HashSet<(Ino, ChunkIndex)>>,
+    max: usize,
+}
+
+impl Compactions {
+    pub fn new(max: usize) -> Compactions {
+        Compactions { running: Mutex::default(), max }
+    }
+
+    fn begin(&self, ino: Ino, index: ChunkIndex) -> bool {
+        let mut running = self.running.lock();
+        running.len() < self.max && running.insert((ino, index))
+    }
+
+    fn end(&self, ino: Ino, index: ChunkIndex) {
+        self.running.lock().remove(&(ino, index));
+    }
+}
+
+impl Vfs {
+    /// Takes note of a long list; compacts it in the background if there is room for one more.
+    pub(super) fn suggest_compaction(&self, ino: Ino, index: ChunkIndex, records: usize, pieces: usize) {
+        if self.settings.read_only || records.max(pieces) < READ_TRIGGER || records < 2 {
+            return;
+        }
+        let Some(vfs) = self.me.upgrade() else { return };
+        if !self.compactions.begin(ino, index) {
+            return;
+        }
+        self.spawn(async move {
+            if let Err(stop) = vfs.compact_once(ino, index).await {
+                tracing::warn!(ino = ino.0, chunk = index.0, "compaction: {stop}");
+            }
+            vfs.compactions.end(ino, index);
+        });
+    }
+
+    /// Compacts a chunk until nothing is left to do; answers whether anything was done.
+    pub async fn compact_chunk(&self, ino: Ino, index: ChunkIndex) -> Outcome<bool> {
+        let mut done = false;
+        while self.compact_once(ino, index).await? {
+            done = true;
+        }
+        Ok(done)
+    }
+
+    async fn compact_once(&self, ino: Ino, index: ChunkIndex) -> Outcome<bool> {
+        let records = self.meta.read_chunk(ino, index).await?;
+        let Some(plan) = plan_compaction(&records) else { return Ok(false) };
+        let id = self.meta.next_slice().await?;
+        let size = self.data.merge(&plan.pieces, id).await?;
+        let new = Slice { pos: plan.pos, id, size, off: 0, len: size };
+        match self.meta.replace_slices(ino, index, &records[..plan.read], plan.skipped, new).await {
+            Ok(Replaced::Done { garbage }) => {
+                if let Some(file) = self.files.get(ino) {
+                    file.state().chunks.remove(&index);
+                }
+                self.meta.queue_slices(garbage);
+                Ok(true)
+            }
+            Ok(Replaced::Changed) => {
+                self.data.remove(id, size).await?;
+                Ok(false)
+            }
+            // Whether the new slice is in use is not known after a fault, so its objects stay for `gc` to judge.
+            Err(stop) => Err(stop),
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! What this client knows of an open file: its length, its chunks as last read, and what is written but not yet
+//! committed. One `File` is shared by all handles of an inode.
+//!
+//! A `version` counts every change made through this client. Attributes that were asked for before a change and
+//! arrive after it are not believed.
+
+use super::writer::Pending;
+use crate::base::slice::resolve;
+use crate::base::{Attr, ChunkIndex, Errno, Ino, Slice, Timestamp};
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+/// A chunk's list as read, and what is visible of it.
+pub struct ChunkView {
+    pub records: Vec<Slice>,
+    pub pieces: Vec<Slice>,
+}
+
+impl ChunkView {
+    pub fn new(records: Vec<Slice>) -> ChunkView {
+        ChunkView { pieces: resolve(&records), records }
+    }
+
+    /// The visible pieces inside `[from, to)` of the chunk, cut to it. What no record covers is left out.
+    pub fn cut(&self, from: u32, to: u32) -> impl Iterator<Item = Slice> {
+        let first = self.pieces.partition_point(|piece| piece.end() <= u64::from(from));
+        self.pieces[first..].iter().take_while(move |piece| piece.pos < to).map(move |piece| {
+            let skipped = from.saturating_sub(piece.pos);
+            let pos = piece.pos + skipped;
+            let end = piece.end().min(u64::from(to)) as u32;
+            Slice { pos, off: piece.off + skipped, len: end - pos, ..*piece }
+        })
+    }
+}
+
+/// An inode with open handles in this client.
+pub struct File {
+    pub ino: Ino,
+    state: Mutex<FileState>,
+    /// Held while slices are finished and committed: one commit of a file at a time, in the order of their creation.
+    pub(super) committing: tokio::sync::Mutex<()>,
+}
+
+pub struct FileState {
+    /// Bytes, own uncommitted writes included.
+    pub length: u64,
+    /// The metadata's mtime and length when `chunks` was last known to be right.
+    pub seen: Option<(Timestamp, u64)>,
+    pub version: u64,
+    pub chunks: HashMap<ChunkIndex, Arc<ChunkView>>,
+    /// Uncommitted slices, oldest first.
+    pub pending: VecDeque<Pending>,
+    pub next_pending: u64,
+    /// Time of the last write that is not committed yet.
+    pub written_at: Timestamp,
+    /// A write that was acknowledged and then lost; every later write, flush and fsync reports it until the file is
+    /// closed by all.
+    pub error: Option<Errno>,
+    /// Open handles, and handles being opened.
+    pub users: usize,
+}
+
+impl File {
+    pub fn new(ino: Ino) -> File {
+        File {
+            ino,
+            state: Mutex::new(FileState {
+                length: 0,
+                seen: None,
+                version: 0,
+                chunks: HashMap::new(),
+                pending: VecDeque::new(),
+                next_pending: 0,
+                written_at: Timestamp::default(),
+                error: None,
+                users: 0,
+            }),
+            committing: tokio::sync::Mutex::new(()),
+        }
+    }
+
+    pub fn state(&self) -> MutexGuard<'_, FileState> {
+        self.state.lock()
+    }
+
+    /// To be called before attributes are asked for; `observe` wants it back.
+    pub fn version(&self) -> u64 {
+        self.state.lock().version
+    }
+
+    /// Takes attributes from the metadata, asked for when the file was at `version`, and completes them with what
+    /// only this client knows.
+    pub fn observe(&self, attr: &mut Attr, version: u64) {
+        let mut state = self.state.lock();
+        if state.version == version && state.seen != Some((attr.mtime, attr.length)) {
+            state.chunks.clear();
+            state.seen = Some((attr.mtime, attr.length));
+            state.length = attr.length.max(state.pending_end());
+        }
+        if !state.pending.is_empty() {
+            attr.mtime = attr.mtime.max(state.written_at);
+            attr.ctime = attr.ctime.max(state.written_at);
+        }
+        if !state.pending.is_empty() || state.version != version {
+            attr.length = attr.length.max(state.length);
+        }
+    }
+}
+
+impl FileState {
+    /// A change made through this client has reached the metadata, which now says `attr`.
+    pub fn committed(&mut self, attr: &Attr) {
+        self.version += 1;
+        self.seen = Some((attr.mtime, attr.length));
+        self.length = attr.length.max(self.pending_end());
+    }
+
+    /// Where uncommitted data ends.
+    pub fn pending_end(&self) -> u64 {
+        self.pending.iter().map(Pending::end).max().unwrap_or(0)
+    }
+
+    /// Whether `[from, to)` holds bytes that are not committed yet.
+    pub fn overlaps_pending(&self, from: u64, to: u64) -> bool {
+        self.pending.iter().any(|slice| slice.start() < to && from < slice.end())
+    }
+}
+
+const SHARDS: usize = 16;
+
+/// All open files of a mount.
+#[derive(Default)]
+pub struct Files {
+    shards: [Mutex<HashMap<Ino, Arc<File>>>; SHARDS],
+}
+
+impl Files {
+    fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, Arc<File>>> {
+        &self.shards[ino.0 as usize % SHARDS]
+    }
+
+    pub fn get(&self, ino: Ino) -> Option<Arc<File>> {
+        self.shard(ino).lock().get(&ino).cloned()
+    }
+
+    /// The file of a handle that is being opened; pairs with `leave`.
+    pub fn enter(&self, ino: Ino) -> Arc<File> {
+        let file = self.shard(ino).lock().entry(ino).or_insert_with(|| Arc::new(File::new(ino))).clone();
+        file.state().users += 1;
+        file
+    }
+
+    /// A handle is gone. The file is forgotten with its last handle once nothing is pending.
+    pub fn leave(&self, file: &Arc<File>) {
+        let mut shard = self.shard(file.ino).lock();
+        let mut state = file.state();
+        state.users -= 1;
+        if state.users == 0 && state.pending.is_empty() {
+            drop(state);
+            shard.remove(&file.ino);
+        }
+    }
+
+    /// Forgets a file without handles whose last slice has just been committed.
+    pub fn forget_idle(&self, file: &Arc<File>) {
+        let mut shard = self.shard(file.ino).lock();
+        let state = file.state();
+        if state.users == 0 && state.pending.is_empty() {
+            drop(state);
+            shard.remove(&file.ino);
+        }
+    }
+
+    /// Every file with uncommitted data.
+    pub fn dirty(&self) -> Vec<Arc<File>> {
+        let all = self.shards.iter().flat_map(|shard| shard.lock().values().cloned().collect::<Vec<_>>());
+        all.filter(|file| !file.state().pending.is_empty()).collect()
+    }
+
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().len()).sum()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

@@ -1,0 +1,371 @@
+//! The operations of a mounted volume. Most are the metadata's own; those that touch open files complete them.
+
+use super::file::File;
+use super::handle::{DirHandle, FileHandle, Handle, Open};
+use super::dirs::{DirItem, DirStream};
+use super::writer::FILE_BYTES_MAX;
+use super::{Opened, Vfs};
+use crate::base::mode::Mode;
+use crate::base::{Attr, Errno, Ino, Kind, Name, Outcome, Timestamp};
+use crate::meta::ops::attr::SetAttr;
+use crate::meta::ops::create::NewNode;
+use crate::meta::ops::rename::RenameMode;
+use crate::meta::ops::xattr::XattrMode;
+use crate::meta::usage::StatFs;
+use crate::meta::{Caller, Entry};
+use bytes::Bytes;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Longest symlink target that FUSE can carry, in bytes.
+const SYMLINK_BYTES_MAX: usize = 4095;
+/// Entries answered to one readdir at most; the kernel's buffer holds fewer.
+const READDIR_ENTRIES: usize = 1024;
+
+/// Files that were open here before, with the mtime and length they had: the kernel's pages of them are still good
+/// if both are unchanged.
+#[derive(Default)]
+pub struct OpenedBefore(Mutex<HashMap<Ino, (Timestamp, u64)>>);
+
+/// Beyond this many the table starts anew; forgetting costs a re-read, nothing else.
+const OPENED_BEFORE_MAX: usize = 10_000;
+
+impl OpenedBefore {
+    /// Whether the pages from the last time are still good.
+    fn unchanged(&self, ino: Ino, attr: &Attr) -> bool {
+        self.0.lock().get(&ino) == Some(&(attr.mtime, attr.length))
+    }
+
+    fn note(&self, ino: Ino, seen: (Timestamp, u64)) {
+        let mut table = self.0.lock();
+        if table.len() >= OPENED_BEFORE_MAX {
+            table.clear();
+        }
+        table.insert(ino, seen);
+    }
+
+    fn forget(&self, ino: Ino) {
+        self.0.lock().remove(&ino);
+    }
+}
+
+impl Vfs {
+    pub async fn lookup(&self, caller: &Caller, parent: Ino, name: &Name) -> Outcome<Entry> {
+        let mut entry = self.meta.lookup(caller, parent, name).await?;
+        // The file was not known before the lookup, so its version is not either; only pending data is added.
+        if let Some(file) = self.files.get(entry.ino) {
+            file.observe(&mut entry.attr, u64::MAX);
+        }
+        Ok(entry)
+    }
+
+    pub async fn getattr(&self, ino: Ino) -> Outcome<Attr> {
+        let file = self.files.get(ino);
+        let version = file.as_ref().map(|file| file.version());
+        let mut attr = self.meta.getattr(ino).await?;
+        if let (Some(file), Some(version)) = (file, version) {
+            file.observe(&mut attr, version);
+        }
+        Ok(attr)
+    }
+
+    /// chmod, chown, utimes, truncate: `size` first, as the format asks (`spec/metadata.md` 7.14).
+    pub async fn setattr(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        handle: Option<Handle>,
+        size: Option<u64>,
+        set: &SetAttr,
+    ) -> Outcome<Attr> {
+        let file = self.files.get(ino);
+        if let Some(file) = &file {
+            // Pending data must not be committed over a later mtime or truncation.
+            if size.is_some() || set.mtime.is_some() {
+                self.flush_file(file).await?;
+            }
+        }
+        let mut attr = None;
+        if let Some(length) = size {
+            attr = Some(self.truncate(caller, ino, file.as_ref(), length, handle.is_some()).await?);
+        }
+        if *set != SetAttr::default() {
+            let version = file.as_ref().map(|file| file.version());
+            let mut changed = self.meta.setattr(caller, ino, set).await?;
+            if let (Some(file), Some(version)) = (&file, version) {
+                file.observe(&mut changed, version);
+            }
+            attr = Some(changed);
+        }
+        match attr {
+            Some(attr) => Ok(attr),
+            None => self.getattr(ino).await,
+        }
+    }
+
+    async fn truncate(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        file: Option<&Arc<File>>,
+        length: u64,
+        by_handle: bool,
+    ) -> Outcome<Attr> {
+        if length >= FILE_BYTES_MAX {
+            return Err(Errno::EFBIG.into());
+        }
+        let attr = self.meta.truncate(caller, ino, length, by_handle).await?;
+        if let Some(file) = file {
+            let mut state = file.state();
+            state.chunks.clear();
+            state.committed(&attr);
+        }
+        Ok(attr)
+    }
+
+    pub async fn readlink(&self, ino: Ino) -> Outcome<Bytes> {
+        self.meta.readlink(ino).await
+    }
+
+    /// mknod, mkdir, symlink.
+    pub async fn make(&self, caller: &Caller, parent: Ino, name: &Name, node: &NewNode) -> Outcome<Entry> {
+        if node.target.as_ref().is_some_and(|target| target.len() > SYMLINK_BYTES_MAX) {
+            return Err(Errno::ENAMETOOLONG.into());
+        }
+        self.meta.create(caller, parent, name, node).await
+    }
+
+    pub async fn link(&self, caller: &Caller, ino: Ino, parent: Ino, name: &Name) -> Outcome<Entry> {
+        let file = self.files.get(ino);
+        let version = file.as_ref().map(|file| file.version());
+        let mut attr = self.meta.link(caller, ino, parent, name).await?;
+        if let (Some(file), Some(version)) = (file, version) {
+            file.observe(&mut attr, version);
+        }
+        Ok(Entry { ino, attr })
+    }
+
+    pub async fn unlink(&self, caller: &Caller, parent: Ino, name: &Name) -> Outcome<()> {
+        let removed = self.meta.unlink(caller, parent, name, false).await?;
+        if removed.freed {
+            self.opened_before.forget(removed.ino);
+        }
+        Ok(())
+    }
+
+    pub async fn rmdir(&self, caller: &Caller, parent: Ino, name: &Name) -> Outcome<()> {
+        self.meta.rmdir(caller, parent, name, false).await.map(drop)
+    }
+
+    pub async fn rename(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &Name,
+        new_parent: Ino,
+        new_name: &Name,
+        how: RenameMode,
+    ) -> Outcome<()> {
+        self.meta.rename(caller, parent, name, new_parent, new_name, how).await.map(drop)
+    }
+
+    /// open(2) with O_CREAT: makes the file, or opens the one that is there unless O_EXCL is set.
+    pub async fn create(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &Name,
+        mode: Mode,
+        umask: Mode,
+        flags: i32,
+    ) -> Outcome<(Entry, Opened)> {
+        let node = NewNode { kind: Kind::File, mode, umask, rdev: 0, target: None };
+        match self.meta.create(caller, parent, name, &node).await {
+            Ok(made) => Ok((made, self.opened(made.ino, made.attr, flags))),
+            Err(stop) if stop.errno() == Errno::EEXIST && flags & libc::O_EXCL == 0 => {
+                let entry = self.meta.lookup(caller, parent, name).await?;
+                if !entry.attr.is_file() {
+                    return Err(Errno::EEXIST.into());
+                }
+                let opened = self.open(caller, entry.ino, flags).await?;
+                Ok((entry, opened))
+            }
+            Err(stop) => Err(stop),
+        }
+    }
+
+    pub async fn open(&self, caller: &Caller, ino: Ino, flags: i32) -> Outcome<Opened> {
+        let attr = self.meta.check_open(caller, ino, flags).await?;
+        Ok(self.opened(ino, attr, flags))
+    }
+
+    fn opened(&self, ino: Ino, mut attr: Attr, flags: i32) -> Opened {
+        self.meta.open_file(ino);
+        let file = self.files.enter(ino);
+        let version = file.version();
+        file.observe(&mut attr, version);
+        let keep_cache = self.opened_before.unchanged(ino, &attr);
+        self.opened_before.note(ino, (attr.mtime, attr.length));
+        let handle = FileHandle { ino, file, flags, read_ahead: Mutex::default() };
+        Opened { handle: self.handles.insert(Open::File(Arc::new(handle))), keep_cache, direct_io: flags & libc::O_DIRECT != 0 }
+    }
+
+    /// close(2) of one descriptor: what was written is stored and visible to others when this returns, and the
+    /// closer's POSIX locks are gone.
+    pub async fn flush(&self, ino: Ino, handle: Handle, lock_owner: u64) -> Outcome<()> {
+        let handle = self.handles.file(handle)?;
+        let flushed = if handle.writes() { self.flush_file(&handle.file).await } else { Ok(()) };
+        self.meta.release_plocks(ino, lock_owner).await?;
+        flushed
+    }
+
+    /// fsync(2): stored, visible to others, and durable as far as store and engine can make it.
+    pub async fn fsync(&self, _ino: Ino, handle: Handle, _datasync: bool) -> Outcome<()> {
+        let handle = self.handles.file(handle)?;
+        self.flush_file(&handle.file).await?;
+        crate::meta::outside(self.meta.engine().sync().await)
+    }
+
+    /// The last descriptor of the handle is gone.
+    pub async fn release(&self, ino: Ino, handle: Handle) -> Outcome<()> {
+        let Some(Open::File(open)) = self.handles.remove(handle) else { return Err(Errno::EBADF.into()) };
+        // The kernel has flushed on close; what a mapping wrote after that is still to be stored.
+        let flushed = if open.writes() { self.flush_file(&open.file).await } else { Ok(()) };
+        if open.writes() {
+            if let Some(seen) = open.file.state().seen {
+                self.opened_before.note(ino, seen);
+            }
+        }
+        self.files.leave(&open.file);
+        self.meta.close_file(ino).await?;
+        flushed
+    }
+
+    pub async fn fallocate(&self, caller: &Caller, ino: Ino, handle: Handle, mode: u32, off: u64, len: u64) -> Outcome<()> {
+        let handle = self.handles.file(handle)?;
+        if !handle.writes() {
+            return Err(Errno::EBADF.into());
+        }
+        if off.checked_add(len).is_none_or(|end| end >= FILE_BYTES_MAX) {
+            return Err(Errno::EFBIG.into());
+        }
+        self.flush_file(&handle.file).await?;
+        let attr = self.meta.fallocate(caller, ino, mode, off, len).await?;
+        let mut state = handle.file.state();
+        state.chunks.clear();
+        state.committed(&attr);
+        Ok(())
+    }
+
+    /// copy_file_range(2): shares slices, copies no byte. Answers how many bytes were taken over.
+    #[allow(clippy::too_many_arguments)]
+    pub async fn copy_file_range(
+        &self,
+        caller: &Caller,
+        src: Handle,
+        src_off: u64,
+        dst: Handle,
+        dst_off: u64,
+        len: u64,
+    ) -> Outcome<u64> {
+        let (from, to) = (self.handles.file(src)?, self.handles.file(dst)?);
+        if !to.writes() {
+            return Err(Errno::EBADF.into());
+        }
+        // The reply carries 32 bits (`spec/data.md` 16.4).
+        let len = len.min((1 << 32) - crate::base::CHUNK_BYTES);
+        if src_off.checked_add(len).is_none() || dst_off.checked_add(len).is_none_or(|end| end >= FILE_BYTES_MAX) {
+            return Err(Errno::EFBIG.into());
+        }
+        self.flush_file(&from.file).await?;
+        self.flush_file(&to.file).await?;
+        let (copied, _length) = self.meta.copy_range(caller, from.ino, src_off, to.ino, dst_off, len).await?;
+        to.file.state().chunks.clear();
+        let version = to.file.version();
+        let mut attr = self.meta.getattr(to.ino).await?;
+        to.file.observe(&mut attr, version);
+        Ok(copied)
+    }
+
+    pub async fn opendir(&self, _caller: &Caller, ino: Ino) -> Outcome<Opened> {
+        let attr = self.meta.getattr(ino).await?;
+        if !attr.is_dir() {
+            return Err(Errno::ENOTDIR.into());
+        }
+        let extra = if ino == Ino::ROOT { self.settings.root_extra.clone() } else { Vec::new() };
+        let stream = tokio::sync::Mutex::new(DirStream::new(ino, attr.parent, extra));
+        let handle = self.handles.insert(Open::Dir(Arc::new(DirHandle { ino, stream })));
+        Ok(Opened { handle, keep_cache: false, direct_io: false })
+    }
+
+    /// Entries after `offset`; empty at the end.
+    pub async fn readdir(&self, ino: Ino, handle: Handle, offset: u64, _plus: bool) -> Outcome<Vec<DirItem>> {
+        let dir = self.handles.dir(handle)?;
+        if dir.ino != ino {
+            return Err(Errno::EBADF.into());
+        }
+        let mut stream = dir.stream.lock().await;
+        let mut items = stream.read(&self.meta, offset, READDIR_ENTRIES).await?.to_vec();
+        drop(stream);
+        for item in &mut items {
+            if let (Some(attr), Some(file)) = (&mut item.attr, self.files.get(item.ino)) {
+                file.observe(attr, u64::MAX);
+            }
+        }
+        Ok(items)
+    }
+
+    pub async fn releasedir(&self, handle: Handle) -> Outcome<()> {
+        self.handles.remove(handle).map(drop).ok_or(Errno::EBADF.into())
+    }
+
+    /// Names are durable with the engine's own commits; this asks it to make them so.
+    pub async fn fsyncdir(&self, handle: Handle) -> Outcome<()> {
+        self.handles.dir(handle)?;
+        crate::meta::outside(self.meta.engine().sync().await)
+    }
+
+    pub async fn statfs(&self, ino: Ino) -> Outcome<StatFs> {
+        self.meta.statfs(ino).await
+    }
+
+    pub async fn get_xattr(&self, ino: Ino, name: &Name) -> Outcome<Bytes> {
+        self.meta.get_xattr(&Caller::root(), ino, name.as_bytes()).await
+    }
+
+    /// `flags`: XATTR_CREATE, XATTR_REPLACE or none.
+    pub async fn set_xattr(&self, caller: &Caller, ino: Ino, name: &Name, value: Bytes, flags: i32) -> Outcome<()> {
+        let how = match flags {
+            0 => XattrMode::Set,
+            libc::XATTR_CREATE => XattrMode::Create,
+            libc::XATTR_REPLACE => XattrMode::Replace,
+            _ => return Err(Errno::EINVAL.into()),
+        };
+        self.meta.set_xattr(caller, ino, name.as_bytes(), &value, how).await
+    }
+
+    /// The names, each ended by a NUL, as listxattr(2) has them.
+    pub async fn list_xattr(&self, ino: Ino) -> Outcome<Bytes> {
+        let names = self.meta.list_xattr(ino).await?;
+        Ok(names.iter().flat_map(|name| name.as_bytes().iter().copied().chain([0])).collect())
+    }
+
+    pub async fn remove_xattr(&self, caller: &Caller, ino: Ino, name: &Name) -> Outcome<()> {
+        self.meta.remove_xattr(caller, ino, name.as_bytes()).await
+    }
+
+    /// The stored flags byte (`spec/metadata.md` 1.3).
+    pub async fn get_flags(&self, ino: Ino) -> Outcome<u8> {
+        Ok(self.meta.getattr(ino).await?.flags)
+    }
+
+    pub async fn set_flags(&self, caller: &Caller, ino: Ino, flags: u8) -> Outcome<()> {
+        let set = SetAttr { flags: Some(flags), ..SetAttr::default() };
+        self.meta.setattr(caller, ino, &set).await.map(drop)
+    }
+
+    pub async fn access(&self, caller: &Caller, ino: Ino, mask: u8) -> Outcome<()> {
+        self.meta.access(caller, ino, mask).await
+    }
+}
