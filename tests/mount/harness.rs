@@ -1,0 +1,333 @@
+//! Servers, volumes and mounts for the tests, all on loopback and in temporary directories, all gone when dropped.
+
+use std::fs::File;
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// The binary under test.
+pub const SLUICE: &str = env!("CARGO_BIN_EXE_sluice");
+
+const READY_DEADLINE: Duration = Duration::from_secs(60);
+
+/// Where metadata goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    Sqlite,
+    Redis,
+}
+
+/// Where objects go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    File,
+    S3,
+}
+
+/// Says why a test cannot run here. With SLUICE_TEST_ALL=1 that is a failure.
+pub fn skip(why: &str) {
+    assert!(std::env::var_os("SLUICE_TEST_ALL").is_none(), "cannot be skipped: {why}");
+    eprintln!("SKIPPED: {why}");
+}
+
+/// A program of the system, or of the test environment that `tools/test.sh` makes.
+pub fn program(name: &str) -> Option<PathBuf> {
+    let extra = std::env::var_os("SLUICE_TEST_BIN").map(PathBuf::from);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    extra.into_iter().chain(std::env::split_paths(&path)).map(|dir| dir.join(name)).find(|file| file.is_file())
+}
+
+/// Whether mounts are possible: root, /dev/fuse, and the programs named.
+pub fn ready(programs: &[&str]) -> bool {
+    // SAFETY: geteuid has no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        skip("mounting needs root");
+        return false;
+    }
+    if !Path::new("/dev/fuse").exists() {
+        skip("there is no /dev/fuse");
+        return false;
+    }
+    for name in programs {
+        if program(name).is_none() {
+            skip(&format!("{name} is not installed"));
+            return false;
+        }
+    }
+    true
+}
+
+/// A child process that is ended with its owner.
+pub struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("its address").port()
+}
+
+fn wait_for_port(port: u16, what: &str) {
+    let started = Instant::now();
+    while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        assert!(started.elapsed() < READY_DEADLINE, "{what} does not listen on port {port}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A Redis server of this test alone.
+pub struct Redis {
+    pub port: u16,
+    _server: Server,
+    _dir: TempDir,
+}
+
+impl Redis {
+    pub fn start() -> Redis {
+        let dir = TempDir::new().expect("a temporary directory");
+        let port = free_port();
+        let child = Command::new(program("redis-server").expect("redis-server is installed"))
+            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
+            .arg("--dir")
+            .arg(dir.path())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("redis-server starts");
+        let server = Server(child);
+        wait_for_port(port, "redis-server");
+        Redis { port, _server: server, _dir: dir }
+    }
+}
+
+/// The S3 service that all tests of a run share; SeaweedFS needs seconds to start.
+pub struct Weed {
+    pub s3_port: u16,
+    _server: Server,
+    _dir: TempDir,
+}
+
+pub const S3_KEY: &str = "sluicetest";
+pub const S3_SECRET: &str = "sluicetestsecret";
+
+impl Weed {
+    pub fn shared() -> &'static Weed {
+        static SHARED: OnceLock<Weed> = OnceLock::new();
+        SHARED.get_or_init(Weed::start)
+    }
+
+    fn start() -> Weed {
+        let dir = TempDir::new().expect("a temporary directory");
+        let identities = format!(
+            r#"{{"identities":[{{"name":"t","credentials":[{{"accessKey":"{S3_KEY}","secretKey":"{S3_SECRET}"}}],"actions":["Admin","Read","Write","List","Tagging"]}}]}}"#
+        );
+        let config = dir.path().join("s3.json");
+        std::fs::write(&config, identities).expect("the identities are written");
+        // Each service has a twin port 10000 above.
+        let base = (0..)
+            .map(|_| 20000 + free_port() % 9000)
+            .find(|base| (0..4).all(|i| [0, 10000].iter().all(|twin| TcpListener::bind(("127.0.0.1", base + i + twin)).is_ok())))
+            .expect("free ports");
+        let child = Command::new(program("weed").expect("weed is installed"))
+            .args(["server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false", "-filer", "-s3"])
+            .args(["-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=200", "-master.volumeSizeLimitMB=512"])
+            .arg(format!("-dir={}", dir.path().display()))
+            .arg(format!("-s3.config={}", config.display()))
+            .arg(format!("-master.port={base}"))
+            .arg(format!("-volume.port={}", base + 1))
+            .arg(format!("-filer.port={}", base + 2))
+            .arg(format!("-s3.port={}", base + 3))
+            .stdout(Stdio::null())
+            .stderr(File::create(dir.path().join("log")).expect("a log file"))
+            .spawn()
+            .expect("weed starts");
+        let server = Server(child);
+        wait_for_port(base + 3, "weed");
+        std::thread::sleep(Duration::from_secs(5)); // its volumes come up after its port
+        Weed { s3_port: base + 3, _server: server, _dir: dir }
+    }
+}
+
+/// A formatted volume.
+pub struct Volume {
+    pub name: String,
+    pub meta_url: String,
+    pub dir: TempDir,
+    env: Vec<(String, String)>,
+    _redis: Option<Redis>,
+}
+
+impl Volume {
+    /// A fresh volume; `options` go to `format`.
+    pub fn format(engine: Engine, store: Store, options: &[&str]) -> Volume {
+        let volume = Volume::unformatted(engine);
+        volume.run_format(SLUICE, store, options);
+        volume
+    }
+
+    /// Only the place for one; whoever formats it calls `run_format`.
+    pub fn unformatted(engine: Engine) -> Volume {
+        let dir = TempDir::new().expect("a temporary directory");
+        let (meta_url, redis) = match engine {
+            Engine::Sqlite => (format!("sqlite3://{}/meta.db", dir.path().display()), None),
+            Engine::Redis => {
+                let redis = Redis::start();
+                (format!("redis://127.0.0.1:{}/1", redis.port), Some(redis))
+            }
+        };
+        let unique = dir.path().file_name().expect("a name").to_string_lossy().to_lowercase();
+        let name = format!("t{}", unique.chars().filter(char::is_ascii_alphanumeric).collect::<String>());
+        let env = vec![("ACCESS_KEY".into(), S3_KEY.into()), ("SECRET_KEY".into(), S3_SECRET.into())];
+        Volume { name, meta_url, dir, env, _redis: redis }
+    }
+
+    pub fn run_format(&self, binary: impl AsRef<Path>, store: Store, options: &[&str]) {
+        let (storage, bucket) = match store {
+            Store::File => ("file", format!("{}/objects/", self.dir.path().display())),
+            Store::S3 => ("s3", format!("http://127.0.0.1:{}/{}-bucket", Weed::shared().s3_port, self.name)),
+        };
+        let mut command = self.command(binary);
+        command.args(["format", "--storage", storage, "--bucket", &bucket]).args(options);
+        run(command.arg(&self.meta_url).arg(&self.name));
+    }
+
+    /// A command with the environment of this volume.
+    pub fn command(&self, binary: impl AsRef<Path>) -> Command {
+        let mut command = Command::new(binary.as_ref());
+        command.envs(self.env.iter().map(|(k, v)| (k, v)));
+        if store_needs_no_keys(&self.meta_url) {
+            command.env_remove("META_PASSWORD");
+        }
+        command
+    }
+
+    /// Runs `sluice` on this volume and answers its standard output.
+    pub fn sluice(&self, args: &[&str]) -> String {
+        run(self.command(SLUICE).args(args))
+    }
+
+    /// Mounts the volume; each mount of a volume has a cache of its own.
+    pub fn mount(&self, options: &[&str]) -> Mount {
+        self.mount_with(SLUICE, options)
+    }
+
+    pub fn mount_with(&self, binary: impl AsRef<Path>, options: &[&str]) -> Mount {
+        let dir = TempDir::new().expect("a temporary directory");
+        let point = dir.path().join("mnt");
+        std::fs::create_dir(&point).expect("a mount point");
+        let log = dir.path().join("log");
+        let mut command = self.command(&binary);
+        command.args(["mount", "-d", "--log"]).arg(&log).arg("--cache-dir").arg(dir.path().join("cache"));
+        command.args(["--cache-size", "1024"]).args(options).arg(&self.meta_url).arg(&point);
+        let output = command.output().expect("mount runs");
+        assert!(
+            output.status.success(),
+            "mount failed: {}{}\nlog: {}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr),
+            std::fs::read_to_string(&log).unwrap_or_default()
+        );
+        assert!(is_mounted(&point), "mount returned before {} is mounted", point.display());
+        Mount { point, log, binary: binary.as_ref().to_owned(), _dir: dir }
+    }
+}
+
+fn store_needs_no_keys(meta_url: &str) -> bool {
+    meta_url.starts_with("sqlite3://")
+}
+
+pub fn is_mounted(point: &Path) -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").expect("/proc is there");
+    mounts.lines().any(|line| line.split(' ').nth(1) == point.to_str())
+}
+
+/// A mounted volume.
+pub struct Mount {
+    pub point: PathBuf,
+    pub log: PathBuf,
+    binary: PathBuf,
+    _dir: TempDir,
+}
+
+impl Mount {
+    pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.point.join(name)
+    }
+
+    pub fn log_text(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Unmounts as a user does, and waits until the client has ended.
+    pub fn umount(&self) {
+        run(Command::new(&self.binary).arg("umount").arg(&self.point));
+        assert!(!is_mounted(&self.point), "umount returned while {} is mounted", self.point.display());
+        self.wait_for_exit();
+    }
+
+    /// The client's processes name the mount point on their command line.
+    pub fn pids(&self) -> Vec<i32> {
+        let wanted = self.point.as_os_str().as_encoded_bytes();
+        let entries = std::fs::read_dir("/proc").expect("/proc is there");
+        entries
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+            .filter(|pid: &i32| {
+                let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                let words: Vec<&[u8]> = line.split(|b| *b == 0 || *b == b' ').collect();
+                words.contains(&wanted) && words.contains(&&b"mount"[..])
+            })
+            .collect()
+    }
+
+    pub fn wait_for_exit(&self) {
+        let started = Instant::now();
+        while !self.pids().is_empty() {
+            assert!(started.elapsed() < READY_DEADLINE, "the client is still running after umount");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if is_mounted(&self.point) {
+            let _ = Command::new(&self.binary).arg("umount").arg(&self.point).output();
+        }
+        if is_mounted(&self.point) {
+            let _ = Command::new("umount").arg("-l").arg(&self.point).output();
+        }
+        if std::thread::panicking() {
+            eprintln!("--- log of {}\n{}", self.point.display(), self.log_text());
+        }
+    }
+}
+
+/// Runs a command to its end and answers its standard output; anything but success is a failure of the test.
+#[track_caller]
+pub fn run(command: &mut Command) -> String {
+    let output = output(command);
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+pub fn output(command: &mut Command) -> Output {
+    command.stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"))
+}
+
+/// Runs a line of shell in a directory.
+#[track_caller]
+pub fn sh(dir: &Path, line: &str) -> String {
+    run(Command::new("bash").args(["-euo", "pipefail", "-c", line]).current_dir(dir))
+}

@@ -1,0 +1,51 @@
+//! Black-box tests of real mounts: the `sluice` binary on real engines and stores, used through the kernel.
+//!
+//! They need root, /dev/fuse and some programs (`tools/test.sh` installs them). What is missing is announced and its
+//! tests are skipped, unless `SLUICE_TEST_ALL=1` is set, as CI does: then a missing piece is a failure.
+
+mod exerciser;
+mod harness;
+mod work;
+
+/// Tests that run on each engine over each store, as four tests named `name::engine_store`.
+#[macro_export]
+macro_rules! on_all_volumes {
+    ($($(#[$doc:meta])* $name:ident needs [$($program:literal),*] => $run:path;)*) => {
+        $($(#[$doc])* mod $name {
+            use $crate::harness::{Engine, Store, Volume, ready};
+
+            fn run(engine: Engine, store: Store) {
+                let mut programs: Vec<&str> = vec![$($program),*];
+                if engine == Engine::Redis {
+                    programs.push("redis-server");
+                }
+                if store == Store::S3 {
+                    programs.push("weed");
+                }
+                if ready(&programs) {
+                    $run(&Volume::format(engine, store, &[]));
+                }
+            }
+
+            #[test]
+            fn sqlite_file() {
+                run(Engine::Sqlite, Store::File);
+            }
+
+            #[test]
+            fn redis_file() {
+                run(Engine::Redis, Store::File);
+            }
+
+            #[test]
+            fn sqlite_s3() {
+                run(Engine::Sqlite, Store::S3);
+            }
+
+            #[test]
+            fn redis_s3() {
+                run(Engine::Redis, Store::S3);
+            }
+        })*
+    };
+}
