@@ -307,7 +307,7 @@ async fn links_in_the_trash_are_not_shown(engine: Shared) {
     meta.open_file(o);
     sh.rm(Ino::ROOT, "o").await;
     assert_eq!(sh.attr(o).await.nlink, 0);
-    meta.close_file(o);
+    meta.close_file(o).await.unwrap();
     assert_eq!(sh.attr(o).await.nlink, 1);
     clean(&meta).await;
 }

@@ -10,6 +10,7 @@
 
 pub mod client;
 pub mod compact;
+pub mod control;
 pub mod dirs;
 pub mod file;
 pub mod handle;

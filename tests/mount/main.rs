@@ -3,12 +3,7 @@
 //! They need root, /dev/fuse and some programs (`tools/test.sh` installs them). What is missing is announced and its
 //! tests are skipped, unless `SLUICE_TEST_ALL=1` is set, as CI does: then a missing piece is a failure.
 
-mod exerciser;
-mod harness;
-mod work;
-
 /// Tests that run on each engine over each store, as four tests named `name::engine_store`.
-#[macro_export]
 macro_rules! on_all_volumes {
     ($($(#[$doc:meta])* $name:ident needs [$($program:literal),*] => $run:path;)*) => {
         $($(#[$doc])* mod $name {
@@ -49,3 +44,7 @@ macro_rules! on_all_volumes {
         })*
     };
 }
+
+mod exerciser;
+mod harness;
+mod work;
