@@ -96,6 +96,11 @@ impl Readers {
         self.used.load(Ordering::Relaxed)
     }
 
+    /// Closes what is idle.
+    pub fn close(&self) {
+        self.idle.lock().clear();
+    }
+
     /// Gives memory back: one connection stays open, with an empty cache.
     pub fn rest(&self) {
         let mut closing = std::mem::take(&mut *self.idle.lock());

@@ -6,7 +6,7 @@ use crate::base::{
     Attr, AttrPatch, ChunkIndex, FaultKind, FieldMask, Kind, Name, SessionId, Slice, SliceId, Timestamp,
 };
 use crate::meta::engine::{Change, Guard};
-use crate::meta::record::{Dentry, Quota, QuotaOwner, Session};
+use crate::meta::record::{Dentry, FlockHolder, PlockHolder, PlockRange, Quota, QuotaOwner, Session};
 use bytes::Bytes;
 use rusqlite::types::Value;
 
@@ -419,4 +419,149 @@ async fn a_grown_log_is_checkpointed() {
     }
     assert!(moved());
     assert_eq!(get(&v.again(), Key::Xattr(Ino(399), name("user.big"))).await, Some(Record::Bytes(value)));
+}
+
+/// The contract of the seam, on a store whose counters were never written.
+mod contract {
+    use super::*;
+    use crate::meta::engine::suite::{Opened, engine_suite};
+
+    async fn open() -> Option<Opened> {
+        let v = volume().await;
+        v.raw().execute("DELETE FROM jfs_counter", ()).unwrap();
+        Some(Opened { engine: Arc::new(v.engine), derives_link_parents: true, keep: Box::new(v.dir) })
+    }
+
+    engine_suite!(open);
+}
+
+/// Rows as JuiceFS leaves them, with chunk lists that its appends have made text.
+#[tokio::test]
+async fn a_volume_that_the_peer_filled_is_read_right() {
+    let v = volume().await;
+    v.raw().execute_batch(&format!("DELETE FROM jfs_counter; {}", include_str!("peer_volume.sql"))).unwrap();
+    let e = &v.engine;
+    let piece = |pos, id, len| Slice { pos, id: SliceId(id), size: len, off: 0, len };
+    let list = vec![piece(0, 1, 6), piece(1, 2, 2), piece(3, 3, 2)];
+    assert_eq!(v.rows("SELECT typeof(slices) FROM jfs_chunk WHERE inode = 4"), [[Value::Text("text".into())]]);
+    assert_eq!(get(e, Key::Chunk(Ino(4), ChunkIndex(0))).await, Some(Record::Slices(list)));
+    let file = Record::Dentry(Dentry { kind: Kind::File, ino: Ino(4) });
+    assert_eq!(get(e, Key::Dentry(Ino(2), name("f"))).await, Some(file));
+    assert_eq!(get(e, Key::LinkParents(Ino(4))).await, Some(Record::LinkParents(vec![(Ino(2), 1), (Ino(3), 1)])));
+    let big = Attr {
+        flags: 0,
+        kind: Kind::File,
+        mode: 0o4770,
+        uid: 1000,
+        gid: 3_000_000_000,
+        atime: Timestamp::new(1_234_567_890, 123_456_789),
+        mtime: Timestamp::new(1_700_000_000, 1),
+        ctime: Timestamp::new(1_795_971_038, 917_853_856),
+        nlink: 1,
+        length: 5000,
+        rdev: 0,
+        parent: Ino::ROOT,
+        access_acl: 1,
+        default_acl: 0,
+        tier: 0,
+    };
+    assert_eq!(get(e, Key::Attr(Ino(6))).await, Some(Record::Attr(big)));
+    let rule =
+        crate::base::acl::AclRule { owner: 7, group: 5, mask: 7, other: 0, users: vec![(1000, 6)], groups: vec![] };
+    assert_eq!(get(e, Key::AclRule(1)).await, Some(Record::AclRule(rule)));
+    assert_eq!(get(e, Key::Symlink(Ino(5))).await, Some(Record::Bytes(Bytes::from_static(b"d/f"))));
+    let xattrs = vec![(name("user.k"), Bytes::from_static(b"v\0w"))];
+    assert_eq!(get(e, Key::Xattrs(Ino(4))).await, Some(Record::Xattrs(xattrs)));
+    let owner = -2_284_238_986_877_986_483i64 as u64;
+    let flocks = vec![FlockHolder { session: SessionId(1), owner, exclusive: false }];
+    assert_eq!(get(e, Key::Flocks(Ino(4))).await, Some(Record::Flocks(flocks)));
+    let ranges = vec![PlockRange { exclusive: true, pid: 24102, start: 50, end: 149 }];
+    let owner = -7_570_454_419_576_785_045i64 as u64;
+    let plocks = vec![PlockHolder { session: SessionId(1), owner, ranges }];
+    assert_eq!(get(e, Key::Plocks(Ino(6))).await, Some(Record::Plocks(plocks)));
+    let listed = e.scan_plus(Ino::ROOT, None, 10).await.unwrap().entries;
+    let names: Vec<String> = listed.iter().map(|(name, ..)| name.to_string()).collect();
+    assert_eq!(names, ["big", "d", "fifo", "s"]);
+    assert!(listed.iter().all(|(.., attr)| attr.is_some()));
+    let trashed = e.scan(&Scan::Dentries(Ino(Ino::TRASH.0 + 1)), None, 10).await.unwrap().rows;
+    assert_eq!(trashed[0].0, Key::Dentry(Ino(Ino::TRASH.0 + 1), name("1-7-gone")));
+    for scan in [Scan::Attrs, Scan::AllDentries, Scan::Chunks, Scan::SliceRefs, Scan::DirStats, Scan::Sessions] {
+        assert!(!e.scan(&scan, None, 100).await.unwrap().rows.is_empty(), "{scan:?}");
+    }
+    let locked = e.scan(&Scan::LocksOf(SessionId(1)), None, 100).await.unwrap().rows;
+    assert_eq!(locked.into_iter().map(|(key, _)| key).collect::<Vec<_>>(), [Key::Flocks(Ino(4))]);
+    // Where the peer stopped, ours go on.
+    assert_eq!(e.allocate(Counter::NextInode, 1).await.unwrap(), 1026);
+    assert_eq!(e.allocate(Counter::NextSlice, 1).await.unwrap(), 4097);
+    assert_eq!(e.allocate(Counter::NextSession, 1).await.unwrap(), 2);
+    assert_eq!(e.allocate(Counter::NextTrash, 1).await.unwrap(), 2);
+}
+
+/// How long things take; run by hand: `cargo test --release sqlite_timings -- --ignored --nocapture`.
+#[tokio::test]
+#[ignore = "prints timings"]
+async fn sqlite_timings() {
+    let v = volume().await;
+    let e = &v.engine;
+    commit(e, vec![], vec![put(Key::Attr(Ino(1)), Record::Attr(attr(Kind::Directory)))]).await.unwrap();
+    let rounds = 5000u64;
+    let started = Instant::now();
+    let mut loading = Duration::ZERO;
+    for i in 0..rounds {
+        let begun = Instant::now();
+        let entry = name(&format!("file {i}"));
+        let keys = [Key::Attr(Ino(1)), Key::Dentry(Ino(1), entry.clone())];
+        let (txn, loaded) = e.begin(&keys).await.unwrap();
+        loading += begun.elapsed();
+        let Some(Some(Record::Attr(seen))) = loaded.first() else { panic!() };
+        let ino = Ino(10 + i);
+        let batch = Batch {
+            guards: vec![
+                Guard::Fields(Ino(1), *seen, FieldMask::KIND | FieldMask::MODE | FieldMask::UID),
+                Guard::Absent(keys[1].clone()),
+            ],
+            changes: vec![
+                put(Key::Attr(ino), Record::Attr(attr(Kind::File))),
+                put(keys[1].clone(), Record::Dentry(Dentry { kind: Kind::File, ino })),
+                Change::Patch(Ino(1), AttrPatch::new().touch(Timestamp::new(i as i64, 0))),
+                Change::AddCounter(Counter::UsedSpace, 4096),
+                Change::AddCounter(Counter::TotalInodes, 1),
+            ],
+        };
+        txn.commit(batch).await.unwrap();
+    }
+    let each = started.elapsed() / rounds as u32;
+    println!("create: {each:?}, of it loads {:?}", loading / rounds as u32);
+    let started = Instant::now();
+    for i in 0..rounds {
+        get(e, Key::Attr(Ino(10 + i))).await.unwrap();
+    }
+    println!("read: {:?}", started.elapsed() / rounds as u32);
+    let started = Instant::now();
+    let tasks = (0..16).map(|task: u64| {
+        let engine = e.clone();
+        tokio::task::spawn_blocking(move || {
+            tokio::runtime::Handle::current().block_on(async {
+                for i in 0..500 {
+                    let key = Key::Attr(Ino(100_000 + task * 1000 + i));
+                    commit(&engine, vec![], vec![put(key, Record::Attr(attr(Kind::File)))]).await.unwrap();
+                }
+            })
+        })
+    });
+    futures::future::join_all(tasks).await;
+    println!("put, 16 writers: {:?}", started.elapsed() / 8000);
+}
+
+/// Who closes last leaves one file behind, with everything in it.
+#[tokio::test]
+async fn a_closed_engine_leaves_no_log() {
+    let Volume { engine, dir } = volume().await;
+    commit(&engine, vec![], vec![put(Key::Setting, Record::Bytes(Bytes::from_static(b"kept")))]).await.unwrap();
+    assert!(dir.path().join("meta.db-wal").exists());
+    drop(engine);
+    let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|f| f.unwrap().file_name()).collect();
+    assert_eq!(left, ["meta.db"]);
+    let engine = SqliteEngine::open(&dir.path().join("meta.db"), SqliteOptions::default()).unwrap();
+    assert_eq!(get(&engine, Key::Setting).await, Some(Record::Bytes(Bytes::from_static(b"kept"))));
 }

@@ -116,10 +116,13 @@ impl Writer {
         Ok(writer)
     }
 
-    /// The thread ends when it has worked off what is queued.
+    /// Ends the thread and closes the connections. Closed here and not by the thread, so that a command which is done
+    /// with its engine leaves no log behind: the last connection to close moves it into the database.
     pub fn close(&self) {
         self.queue.lock().closed = true;
         self.arrived.notify_all();
+        self.readers.close();
+        *self.conn.lock() = None;
     }
 
     pub async fn submit(&self, work: Work) -> EngineResult<Answer> {
