@@ -12,6 +12,7 @@ pub mod fstab;
 pub mod helper;
 pub mod info;
 pub mod mount;
+pub mod mount_config;
 pub mod options;
 pub mod serve;
 pub mod signal;

@@ -8,7 +8,7 @@ use crate::base::{Fault, Outcome, SliceId};
 use crate::buf::{Budget, Pool};
 use crate::cache::{BlockCache, CacheOptions, DiskOptions, Eviction, Verify};
 use crate::chunk::{ChunkOptions, ChunkStore, Compression};
-use crate::config::client::{CacheDirs, CacheEviction, CacheChecksum, ClientSettings};
+use crate::config::client::{CacheChecksum, CacheDirs, CacheEviction, ClientSettings};
 use crate::config::units::Bandwidth;
 use crate::config::uri::MetaUri;
 use crate::config::volume::{Access, SESSION_VERSION, VolumeFormat};
@@ -178,7 +178,9 @@ impl Client {
         let engine = open_engine(uri).await?;
         let format = load_format(&engine, uri).await?;
         let access = if settings.read_only { Access::Read } else { Access::Write };
-        format.admit(access).map_err(|error| Fault::config("open volume").with("volume", &format.name).source(error))?;
+        format
+            .admit(access)
+            .map_err(|error| Fault::config("open volume").with("volume", &format.name).source(error))?;
         let meta_settings = MetaSettings { read_only: settings.read_only, skip_dir_mtime: settings.skip_dir_mtime };
         let meta = Meta::new(engine, Arc::new(SystemClock), meta_settings, rules_of(&format));
         if !settings.read_only {
@@ -261,7 +263,9 @@ impl Client {
 /// The format document of the volume; a clear sentence when there is none.
 pub async fn load_format(engine: &Arc<dyn Engine>, uri: &MetaUri) -> Outcome<VolumeFormat> {
     let setting = crate::meta::format::stored_setting(&**engine).await?.ok_or_else(|| {
-        Fault::config("open volume").with("meta", uri).source("database is not formatted, please run `sluice format` first")
+        Fault::config("open volume")
+            .with("meta", uri)
+            .source("database is not formatted, please run `sluice format` first")
     })?;
     VolumeFormat::from_json(&setting)
         .map_err(|error| Fault::corrupt("read the volume's format").with("meta", uri).source(error).into())

@@ -91,6 +91,11 @@ impl Vfs {
         &self.data
     }
 
+    /// Handles that the kernel holds here.
+    pub fn open_handles(&self) -> usize {
+        self.handles.len()
+    }
+
     /// Work that nobody waits for. It is bounded by what starts it: one commit per file, one read-ahead per read.
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.runtime.spawn(work);

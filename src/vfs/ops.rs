@@ -1,8 +1,8 @@
 //! The operations of a mounted volume. Most are the metadata's own; those that touch open files complete them.
 
+use super::dirs::{DirItem, DirStream};
 use super::file::File;
 use super::handle::{DirHandle, FileHandle, Handle, Open};
-use super::dirs::{DirItem, DirStream};
 use super::writer::FILE_BYTES_MAX;
 use super::{Opened, Vfs};
 use crate::base::mode::Mode;
@@ -208,7 +208,11 @@ impl Vfs {
         let keep_cache = self.opened_before.unchanged(ino, &attr);
         self.opened_before.note(ino, (attr.mtime, attr.length));
         let handle = FileHandle { ino, file, flags, read_ahead: Mutex::default() };
-        Opened { handle: self.handles.insert(Open::File(Arc::new(handle))), keep_cache, direct_io: flags & libc::O_DIRECT != 0 }
+        Opened {
+            handle: self.handles.insert(Open::File(Arc::new(handle))),
+            keep_cache,
+            direct_io: flags & libc::O_DIRECT != 0,
+        }
     }
 
     /// close(2) of one descriptor: what was written is stored and visible to others when this returns, and the
@@ -242,7 +246,15 @@ impl Vfs {
         flushed
     }
 
-    pub async fn fallocate(&self, caller: &Caller, ino: Ino, handle: Handle, mode: u32, off: u64, len: u64) -> Outcome<()> {
+    pub async fn fallocate(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        handle: Handle,
+        mode: u32,
+        off: u64,
+        len: u64,
+    ) -> Outcome<()> {
         let handle = self.handles.file(handle)?;
         if !handle.writes() {
             return Err(Errno::EBADF.into());

@@ -9,8 +9,8 @@ use super::Vfs;
 use super::file::{ChunkView, File, FileState};
 use super::handle::Handle;
 use crate::base::{CHUNK_BYTES, ChunkIndex, Errno, Ino, Outcome, Slice, SliceId, Stop, Timestamp};
-use crate::meta::ops::slices::AppendedAll;
 use crate::chunk::SliceWriter;
+use crate::meta::ops::slices::AppendedAll;
 use bytes::Bytes;
 use futures::future::join_all;
 use std::sync::Arc;
@@ -236,8 +236,12 @@ impl Vfs {
                     }
                     match &stop {
                         // Removed by another client while open here: nobody can read it any more.
-                        Stop::Errno(errno) => tracing::debug!(ino = file.ino.0, "written data is not committed: {errno:?}"),
-                        Stop::Fault(fault) => tracing::error!(ino = file.ino.0, "written data is not committed: {fault}"),
+                        Stop::Errno(errno) => {
+                            tracing::debug!(ino = file.ino.0, "written data is not committed: {errno:?}")
+                        }
+                        Stop::Fault(fault) => {
+                            tracing::error!(ino = file.ino.0, "written data is not committed: {fault}")
+                        }
                     }
                     failure = failure.or(Some(stop));
                 }
@@ -335,8 +339,8 @@ impl FileState {
             if found.is_some() || slice.index != index {
                 continue;
             }
-            let takes = pos >= slice.pos
-                && slice.writer.as_ref().is_some_and(|writer| writer.can_accept(pos - slice.pos, len));
+            let takes =
+                pos >= slice.pos && slice.writer.as_ref().is_some_and(|writer| writer.can_accept(pos - slice.pos, len));
             if takes {
                 found = Some(at);
             } else if u64::from(pos) < u64::from(slice.pos) + u64::from(slice.len) && slice.pos < pos + len {
