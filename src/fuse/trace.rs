@@ -6,6 +6,43 @@ use super::transport::{Answer, Changes, NewTime, Node, RangeLock, Request};
 use crate::base::{Attr, Kind, Timestamp};
 use std::fmt::Write;
 
+/// Every name that [`operation`] answers.
+pub const OPERATIONS: [&str; 33] = [
+    "lookup",
+    "getattr",
+    "setattr",
+    "readlink",
+    "mknod",
+    "mkdir",
+    "symlink",
+    "link",
+    "unlink",
+    "rmdir",
+    "rename",
+    "create",
+    "open",
+    "read",
+    "write",
+    "flush",
+    "fsync",
+    "release",
+    "fallocate",
+    "copy_file_range",
+    "opendir",
+    "readdir",
+    "releasedir",
+    "fsyncdir",
+    "statfs",
+    "access",
+    "getxattr",
+    "setxattr",
+    "listxattr",
+    "removexattr",
+    "getlk",
+    "setlk",
+    "ioctl",
+];
+
 /// The operation's name, as in the access log and in metrics.
 pub fn operation(request: &Request<'_>) -> &'static str {
     match request {
