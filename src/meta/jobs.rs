@@ -12,7 +12,7 @@ use super::record::{Counter, Key, Record};
 use super::session::clamp_heartbeat;
 use super::txn::{DelayedSlicesOf, Operation, Settled, Tx};
 use super::{Meta, outside};
-use crate::base::{Outcome, SliceId};
+use crate::base::{Errno, Ino, Outcome, SliceId, Stop};
 use crate::util::task::{Job, StopSignal, jittered, stop_signal};
 use async_trait::async_trait;
 use std::sync::Arc;
@@ -27,6 +27,8 @@ const FILE_AGE_SECONDS: i64 = 3600;
 /// Deleted files looked at in one run.
 const FILES_MAX: usize = 600_000;
 const SECONDS_PER_DAY: i64 = 86_400;
+/// Names removed from the trash at once: the mount's own requests go before.
+const PURGE_THREADS: usize = 4;
 const SCAN_PAGE: usize = 1000;
 /// Without a heartbeat of its own a client looks for dead ones at the peer's default pace.
 const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(12);
@@ -221,9 +223,19 @@ impl Meta {
         Ok(done)
     }
 
-    /// Empties what is too old out of the trash: replaced slices, then removed files. Answers how many slices went.
+    /// Empties what is too old out of the trash: removed names, then replaced slices. Answers how many of both went.
     pub(super) async fn clean_trash(&self, removal: &Removal) -> Outcome<usize> {
-        self.clean_delayed_slices(removal).await
+        // The two hours keep the whole last hour of the last day, and a clock that is a little off.
+        let before = self.now().seconds - (24 * i64::from(self.rules().trash_days) + 2) * 3600;
+        let names = match self.getattr(Ino::TRASH).await {
+            Ok(_) => self.purge_trash(before, PURGE_THREADS, &|| removal.is_stopped()).await,
+            // A volume that never had a trash.
+            Err(Stop::Errno(Errno::ENOENT)) => Ok(0),
+            Err(stop) => Err(stop),
+        };
+        // Neither is kept from its work by the other's trouble.
+        let slices = self.clean_delayed_slices(removal).await;
+        Ok(names? as usize + slices?)
     }
 
     async fn clean_delayed_slices(&self, removal: &Removal) -> Outcome<usize> {
@@ -245,3 +257,6 @@ impl Meta {
         Ok(done)
     }
 }
+
+#[cfg(test)]
+mod tests;

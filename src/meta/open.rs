@@ -12,9 +12,10 @@
 
 use super::Meta;
 use super::engine::Change;
+use super::ops::unlink::Removed;
 use super::record::{Key, Record};
 use super::txn::{AttrOf, Operation, Settled, SustainedOf, Tx};
-use crate::base::{Ino, Outcome, SessionId};
+use crate::base::{Ino, Kind, Outcome, SessionId};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 
@@ -130,8 +131,21 @@ impl Meta {
 
     /// To be called after the commit of an operation that, seeing `is_open`, stored a sustained record: releases the
     /// file at once if its last handle was closed meanwhile, else when that happens.
-    pub async fn note_sustained(&self, ino: Ino) -> Outcome<()> {
+    pub(crate) async fn note_sustained(&self, ino: Ino) -> Outcome<()> {
         if self.open.sustain(ino) { self.release(ino).await } else { Ok(()) }
+    }
+
+    /// What follows outside the commit for a node that lost a name: the data of a file that is gone is reclaimed, and
+    /// one that is sustained is watched. The name is gone whatever happens here, so nothing here is an error.
+    pub(crate) async fn after_removal(&self, removed: &Removed) {
+        if removed.attr.kind != Kind::File || removed.attr.nlink > 0 {
+            return;
+        }
+        if removed.freed {
+            self.queue_deleted_file(removed.ino, removed.attr.length);
+        } else if let Err(stop) = self.note_sustained(removed.ino).await {
+            tracing::warn!(ino = %removed.ino, "file without names is not released yet: {stop}");
+        }
     }
 
     async fn release(&self, ino: Ino) -> Outcome<()> {

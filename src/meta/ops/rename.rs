@@ -299,6 +299,9 @@ impl Meta {
             let (from, to) = ((parent, name), (new_parent, new_name));
             let rename = Rename { meta: self, caller, from, to, how, removal, with_trash, decided: Mutex::new(None) };
             if let Some(renamed) = self.run(&rename).await? {
+                if let Some(replaced) = &renamed.replaced {
+                    self.after_removal(replaced).await;
+                }
                 return Ok(renamed);
             }
             if removal.hourly.is_some() {

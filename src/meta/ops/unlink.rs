@@ -189,7 +189,10 @@ impl Meta {
             let removal = self.removal(skip_trash || parent.is_trash()).await?;
             let unlink = Unlink { meta: self, caller, parent, name, removal, decided: Mutex::new(None) };
             match self.run(&unlink).await? {
-                Some(removed) => return Ok(removed),
+                Some(removed) => {
+                    self.after_removal(&removed).await;
+                    return Ok(removed);
+                }
                 None => self.forget_trash_dir(),
             }
         }
