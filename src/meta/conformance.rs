@@ -1,6 +1,7 @@
 //! What every engine has to show: the same cases, run on each by `conformance!`, each ending with the tree checker.
 
 use super::check::check;
+use super::engine::fault::{FaultEngine, FaultPlan};
 use super::engine::mem::MemEngine;
 use super::engine::{Batch, Committed, Cursor, Engine, EngineError, EngineResult, EngineTxn, Page, PlusPage, Scan};
 use super::ops::create::NewNode;
@@ -8,7 +9,7 @@ use super::ops::rename::RenameMode;
 use super::record::{Counter, Key, Record};
 use super::{Caller, Entry, Meta, MetaSettings, Rules, testing};
 use crate::base::mode::flag;
-use crate::base::{Attr, AttrPatch, Errno, Fault, Ino, Kind, Name, Outcome};
+use crate::base::{Attr, AttrPatch, Errno, Fault, FaultKind, Ino, Kind, Name, Outcome, Stop};
 use crate::meta::engine::Change;
 use crate::util::clock::SystemClock;
 use async_trait::async_trait;
@@ -222,6 +223,7 @@ conformance! {
     colliding_operations_leave_a_sound_tree,
     colliding_operations_leave_a_sound_tree_and_trash,
     random_sequences_match_the_model,
+    injected_faults_leave_a_sound_tree,
 }
 
 async fn links_count_names_and_the_last_one_frees(engine: Shared) {
@@ -583,3 +585,35 @@ async fn random_sequences_match_the_model(engine: Shared) {
         clean(&meta).await;
     }
 }
+
+/// Conflicts, faults and lost replies, with and without other writers: whatever the callers were told, the tree is sound.
+async fn injected_faults_leave_a_sound_tree(engine: Shared) {
+    for (seed, tasks, with_trash) in [(1, 1, false), (2, 1, true), (3, 4, false), (4, 4, true)] {
+        engine.erase().await.expect("erase");
+        let faults = FaultEngine::new(engine.clone(), seed, FaultPlan::NONE);
+        let meta = volume(Arc::new(faults.clone()), with_trash).await;
+        faults.set_plan(FaultPlan::conformance());
+        let tasks: Vec<_> = (0..tasks)
+            .map(|task| {
+                let meta = meta.clone();
+                tokio::spawn(async move {
+                    let mut random = StdRng::seed_from_u64(seed * 100 + task);
+                    for _ in 0..INJECTED_OPERATIONS {
+                        match random_step(&meta, &mut random).await {
+                            Ok(()) | Err(Stop::Errno(_)) => {}
+                            // With other writers about, the state need not tell what became of a commit.
+                            Err(Stop::Fault(fault)) => assert_eq!(fault.kind(), FaultKind::Undetermined, "{fault}"),
+                        }
+                    }
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.expect("no task gives up");
+        }
+        faults.set_plan(FaultPlan::NONE);
+        clean(&meta).await;
+    }
+}
+
+const INJECTED_OPERATIONS: u32 = 120;

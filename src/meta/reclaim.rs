@@ -293,3 +293,6 @@ impl Meta {
             .await
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests;

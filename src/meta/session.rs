@@ -414,3 +414,6 @@ impl Meta {
 fn entry(sid: SessionId, session: &Session) -> SessionEntry {
     SessionEntry { sid, expire: session.expire, info: serde_json::from_slice(&session.info).ok() }
 }
+
+#[cfg(test)]
+mod tests;

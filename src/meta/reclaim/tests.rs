@@ -1,0 +1,201 @@
+use super::*;
+use crate::base::{Slice, Timestamp};
+use crate::meta::engine::Engine;
+use crate::meta::engine::fault::{FaultEngine, FaultPlan};
+use crate::meta::engine::mem::MemEngine;
+use crate::meta::testing::volume_on;
+use crate::meta::txn::AttrOf;
+use crate::util::clock::SystemClock;
+use crate::util::task::stop_signal;
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Remembers what was removed; refuses while `broken`.
+#[derive(Default)]
+pub(in crate::meta) struct Removed {
+    pub slices: Mutex<HashSet<(SliceId, u32)>>,
+    pub broken: AtomicBool,
+}
+
+#[async_trait]
+impl SliceRemover for Removed {
+    async fn remove(&self, id: SliceId, size: u32) -> Result<(), Fault> {
+        if self.broken.load(Ordering::SeqCst) {
+            return Err(Fault::unavailable("remove slice"));
+        }
+        self.slices.lock().insert((id, size));
+        Ok(())
+    }
+}
+
+/// Puts records as they are.
+pub(in crate::meta) struct Put(pub Vec<Change>);
+
+impl Operation for Put {
+    const NAME: &'static str = "put";
+    type Output = ();
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Outcome<()> {
+        tx.load(AttrOf(Ino::ROOT)).await?;
+        self.0.iter().for_each(|change| tx.change(change.clone()));
+        Ok(())
+    }
+
+    async fn settle(&self, _tx: &mut Tx<'_>) -> Outcome<Settled<()>> {
+        Ok(Settled::NotApplied)
+    }
+}
+
+pub(in crate::meta) fn slice(id: u64) -> Slice {
+    Slice { pos: 0, id: SliceId(id), size: 100, off: 0, len: 100 }
+}
+
+pub(in crate::meta) const FILE: Ino = Ino(7);
+
+/// Slices 1 (in two records), 2 and 3 in chunks 0, 1 and far past the end; slice 3 has one more reference elsewhere.
+pub(in crate::meta) fn deleted_file(deleted: Timestamp) -> Put {
+    let chunk = |index, slices| Change::Put(Key::Chunk(FILE, ChunkIndex(index)), Record::Slices(slices));
+    let count = |id, n| Change::Put(Key::SliceRef(SliceId(id), 100), Record::Number(n));
+    Put(vec![
+        chunk(0, vec![slice(1), Slice::hole(0, 5), slice(1)]),
+        chunk(1, vec![slice(2)]),
+        chunk(200, vec![slice(3)]),
+        count(1, 2),
+        count(2, 1),
+        count(3, 2),
+        Change::Put(Key::DeletedFile(FILE, 100), Record::Number(deleted.seconds)),
+    ])
+}
+
+pub(in crate::meta) async fn rows(meta: &Meta, scan: Scan) -> Vec<Key> {
+    outside(meta.engine().scan(&scan, None, 1000).await).unwrap().rows.into_iter().map(|(key, _)| key).collect()
+}
+
+/// Reclaims until the queue is empty, then stops.
+async fn work_off(meta: &Arc<Meta>, remover: &Arc<Removed>, done: impl AsyncFn() -> bool) {
+    let (stopper, stop) = stop_signal();
+    let work = meta.clone().run_reclaim(remover.clone(), 4, stop);
+    let wait = async {
+        while !done().await {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        stopper.stop();
+    };
+    tokio::time::timeout(Duration::from_secs(60), async { tokio::join!(work, wait) }).await.expect("within the time");
+}
+
+#[tokio::test]
+async fn a_deleted_file_goes_with_its_chunks_and_the_slices_nobody_else_needs() {
+    let meta = volume_on(Arc::new(MemEngine::default()), Arc::new(SystemClock)).await;
+    let removed = Arc::new(Removed::default());
+    meta.run(&deleted_file(meta.now())).await.unwrap();
+    meta.queue_deleted_file(FILE, 100);
+    work_off(&meta, &removed, async || rows(&meta, Scan::DeletedFiles).await.is_empty()).await;
+    assert_eq!(*removed.slices.lock(), HashSet::from([(SliceId(1), 100), (SliceId(2), 100)]));
+    assert_eq!(rows(&meta, Scan::Chunks).await, []);
+    assert_eq!(rows(&meta, Scan::SliceRefs).await, [Key::SliceRef(SliceId(3), 100)]);
+}
+
+#[tokio::test]
+async fn what_cannot_be_removed_keeps_its_record_for_the_hourly_job() {
+    let meta = volume_on(Arc::new(MemEngine::default()), Arc::new(SystemClock)).await;
+    let removed = Arc::new(Removed::default());
+    removed.broken.store(true, Ordering::SeqCst);
+    meta.run(&deleted_file(meta.now())).await.unwrap();
+    meta.queue_deleted_file(FILE, 100);
+    work_off(&meta, &removed, async || rows(&meta, Scan::DeletedFiles).await.is_empty()).await;
+    assert_eq!(rows(&meta, Scan::SliceRefs).await.len(), 3);
+    removed.broken.store(false, Ordering::SeqCst);
+    let removal = Removal::new(removed.clone(), 2, stop_signal().1);
+    assert_eq!(meta.clean_slices(&removal).await.unwrap(), 0, "a dropped stopper is a stop");
+    let (_stopper, stop) = stop_signal();
+    assert_eq!(meta.clean_slices(&removal.until(stop)).await.unwrap(), 2);
+    assert_eq!(rows(&meta, Scan::SliceRefs).await, [Key::SliceRef(SliceId(3), 100)]);
+}
+
+/// An engine that cannot list the chunks of a file.
+struct Unlisted(MemEngine);
+
+#[async_trait]
+impl Engine for Unlisted {
+    fn name(&self) -> &'static str {
+        "unlisted"
+    }
+    fn lists_chunks_of_file(&self) -> bool {
+        false
+    }
+    async fn prepare(&self) -> crate::meta::engine::EngineResult<()> {
+        self.0.prepare().await
+    }
+    async fn read(&self, keys: &[Key]) -> crate::meta::engine::EngineResult<Vec<Option<Record>>> {
+        self.0.read(keys).await
+    }
+    async fn begin(
+        &self,
+        first: &[Key],
+    ) -> crate::meta::engine::EngineResult<(Box<dyn crate::meta::engine::EngineTxn>, Vec<Option<Record>>)> {
+        self.0.begin(first).await
+    }
+    async fn scan(
+        &self,
+        scan: &Scan,
+        after: Option<&crate::meta::engine::Cursor>,
+        limit: usize,
+    ) -> crate::meta::engine::EngineResult<crate::meta::engine::Page> {
+        assert_ne!(*scan, Scan::ChunksOf(FILE), "would read the whole volume");
+        self.0.scan(scan, after, limit).await
+    }
+    async fn scan_plus(
+        &self,
+        dir: Ino,
+        after: Option<&crate::meta::engine::Cursor>,
+        limit: usize,
+    ) -> crate::meta::engine::EngineResult<crate::meta::engine::PlusPage> {
+        self.0.scan_plus(dir, after, limit).await
+    }
+    async fn allocate(&self, counter: crate::meta::Counter, count: u64) -> crate::meta::engine::EngineResult<u64> {
+        self.0.allocate(counter, count).await
+    }
+    async fn sync(&self) -> crate::meta::engine::EngineResult<()> {
+        self.0.sync().await
+    }
+    async fn erase(&self) -> crate::meta::engine::EngineResult<()> {
+        self.0.erase().await
+    }
+}
+
+#[tokio::test]
+async fn chunks_are_found_by_number_where_they_cannot_be_listed() {
+    let meta = volume_on(Arc::new(Unlisted(MemEngine::default())), Arc::new(SystemClock)).await;
+    let removed = Arc::new(Removed::default());
+    meta.run(&deleted_file(meta.now())).await.unwrap();
+    meta.queue_deleted_file(FILE, 100);
+    work_off(&meta, &removed, async || rows(&meta, Scan::DeletedFiles).await.is_empty()).await;
+    assert_eq!(rows(&meta, Scan::Chunks).await, [], "what lies past the end is found, too");
+}
+
+#[tokio::test]
+async fn reclaim_survives_faults_and_lost_replies() {
+    for seed in 0..20 {
+        let engine = FaultEngine::new(Arc::new(MemEngine::default()), seed, FaultPlan::NONE);
+        let meta = volume_on(Arc::new(engine.clone()), Arc::new(SystemClock)).await;
+        meta.run(&deleted_file(meta.now())).await.unwrap();
+        engine.set_plan(FaultPlan { conflict: 0.3, lost_reply: 0.3, ..FaultPlan::NONE });
+        let removed = Arc::new(Removed::default());
+        let (_stopper, stop) = stop_signal();
+        let removal = Removal::new(removed.clone(), 2, stop);
+        meta.reclaim_file(FILE, 100, &removal).await.unwrap();
+        meta.clean_slices(&removal).await.unwrap();
+        assert_eq!(*removed.slices.lock(), HashSet::from([(SliceId(1), 100), (SliceId(2), 100)]), "seed {seed}");
+        assert_eq!(rows(&meta, Scan::SliceRefs).await, [Key::SliceRef(SliceId(3), 100)], "seed {seed}");
+    }
+}
+
+#[test]
+fn the_queue_is_bounded() {
+    let queue = ReclaimQueue::default();
+    queue.push((0..QUEUE_MAX as u64 + 10).map(|id| Garbage::Slice { id: SliceId(id), size: 1 }));
+    queue.push([Garbage::File { ino: FILE, length: 0 }]);
+    assert_eq!(queue.waiting.lock().len(), QUEUE_MAX);
+}

@@ -1,0 +1,137 @@
+use super::*;
+use crate::meta::engine::mem::MemEngine;
+use crate::meta::ops::plock::LockKind;
+use crate::meta::testing::{file, volume, volume_on};
+use crate::util::clock::ManualClock;
+use crate::util::task::stop_signal;
+use parking_lot::Mutex;
+
+const HEARTBEAT: Duration = Duration::from_secs(12);
+
+fn info(host: &str) -> SessionInfo {
+    SessionInfo {
+        version: "1.4.2+2026-10-26.pypi".into(),
+        host_name: host.into(),
+        ip_addrs: vec!["10.0.0.1".into()],
+        mount_point: "/mnt/jfs".into(),
+        mount_time: "2026-11-29T12:00:00.123456789Z".into(),
+        process_id: 4980,
+    }
+}
+
+/// Two clients of one volume and the clock of both.
+async fn pair() -> (Arc<Meta>, Arc<Meta>, Arc<ManualClock>) {
+    let engine = Arc::new(MemEngine::default());
+    let clock = Arc::new(ManualClock::at(1_700_000_000_000_000_000));
+    let here = volume_on(engine.clone(), clock.clone()).await;
+    let there = volume_on(engine, clock.clone()).await;
+    here.start_session(info("here"), HEARTBEAT).await.unwrap();
+    there.start_session(info("there"), HEARTBEAT).await.unwrap();
+    (here, there, clock)
+}
+
+/// `ino` loses its last name while `meta` has it open.
+async fn sustain(meta: &Meta, ino: Ino) {
+    meta.open_file(ino);
+    let name = crate::base::Name::entry(b"open").unwrap();
+    meta.unlink(&crate::meta::Caller::root(), Ino::ROOT, &name, true).await.unwrap();
+    assert!(meta.getattr(ino).await.is_ok(), "sustained");
+}
+
+#[test]
+fn the_description_has_the_stored_form() {
+    let text = r#"{"Version":"1.4.2+2026-10-26.pypi","HostName":"h","IPAddrs":["10.0.0.1"],"MountPoint":"/mnt/jfs","MountTime":"2026-11-29T12:00:00.123456789Z","ProcessID":4980}"#;
+    assert_eq!(serde_json::to_string(&info("h")).unwrap(), text);
+    assert_eq!(serde_json::from_str::<SessionInfo>(text).unwrap(), info("h"));
+    let without = serde_json::to_string(&SessionInfo { ip_addrs: Vec::new(), ..info("h") }).unwrap();
+    assert!(!without.contains("IPAddrs"));
+    assert_eq!(serde_json::from_str::<SessionInfo>(r#"{"HostName":"h","New":1}"#).unwrap().host_name, "h");
+}
+
+#[tokio::test]
+async fn sessions_are_numbered_and_listed() {
+    let (here, there, clock) = pair().await;
+    assert_eq!((here.session(), there.session()), (SessionId(1), SessionId(2)));
+    let listed = here.sessions().await.unwrap();
+    assert_eq!(listed.len(), 2);
+    assert_eq!(listed[1].info, Some(info("there")));
+    assert_eq!(listed[0].expire, crate::util::clock::Clock::now(&*clock).seconds + 60);
+    assert_eq!(here.session_detail(SessionId(9)).await.unwrap_err().errno(), Errno::ENOENT);
+}
+
+#[tokio::test]
+async fn a_client_that_went_without_a_word_is_cleaned_up_after_and_a_live_one_is_not() {
+    let (here, there, clock) = pair().await;
+    let (_stopper, stop) = stop_signal();
+    let ino = file(&there, "open").await;
+    let locked = file(&there, "locked").await;
+    there.set_plock(locked, 7, LockKind::Write, 0, 9, 1, false).await.unwrap();
+    there.flock(locked, 8, LockKind::Read, false).await.unwrap();
+    here.flock(locked, 8, LockKind::Read, false).await.unwrap();
+    sustain(&there, ino).await;
+    let detail = here.session_detail(there.session()).await.unwrap();
+    assert_eq!(detail.sustained, [ino]);
+    assert_eq!((detail.flocks.len(), detail.plocks.len()), (1, 1));
+    assert_eq!(detail.plocks[0].1, 7);
+
+    clock.advance(Duration::from_secs(61));
+    // `here` beats, `there` is gone.
+    assert_eq!(here.beat(HEARTBEAT, &|_| Verdict::Continue).await.unwrap(), Verdict::Continue);
+    assert_eq!(here.clean_stale_sessions(&stop).await.unwrap(), 1);
+    assert_eq!(here.sessions().await.unwrap().len(), 1);
+    assert_eq!(here.getattr(ino).await.unwrap_err().errno(), Errno::ENOENT);
+    assert!(here.reclaim_waiting() > 0);
+    here.set_plock(locked, 1, LockKind::Write, 0, 9, 1, false).await.unwrap();
+    here.flock(locked, 8, LockKind::Write, false).await.unwrap();
+    assert_eq!(here.clean_stale_sessions(&stop).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_client_taken_for_dead_learns_so_and_registers_again() {
+    let (here, there, clock) = pair().await;
+    let (_stopper, stop) = stop_signal();
+    clock.advance(Duration::from_secs(61));
+    here.beat(HEARTBEAT, &|_| Verdict::Continue).await.unwrap();
+    here.clean_stale_sessions(&stop).await.unwrap();
+    let heard = Mutex::new(Vec::new());
+    let listen = |news| {
+        heard.lock().push(news);
+        Verdict::Continue
+    };
+    there.beat(HEARTBEAT, &listen).await.unwrap();
+    there.beat(HEARTBEAT, &listen).await.unwrap();
+    let setting = SessionNews::Setting(Bytes::from_static(b"{}"));
+    assert_eq!(*heard.lock(), [SessionNews::WasDead, setting.clone(), setting]);
+    assert_eq!(here.sessions().await.unwrap()[1].info, Some(info("there")));
+}
+
+#[tokio::test]
+async fn the_end_of_a_session_leaves_nothing_of_it() {
+    let (here, there, _) = pair().await;
+    let ino = file(&here, "open").await;
+    here.flock(ino, 1, LockKind::Write, false).await.unwrap();
+    sustain(&here, ino).await;
+    here.close_session().await.unwrap();
+    assert_eq!(here.session(), SessionId(0));
+    assert_eq!(there.sessions().await.unwrap().len(), 1);
+    assert_eq!(there.getattr(ino).await.unwrap_err().errno(), Errno::ENOENT);
+    let locks = outside(there.engine().read(&[Key::Flocks(ino)]).await).unwrap();
+    assert_eq!(locks, [None]);
+}
+
+#[tokio::test]
+async fn the_heartbeat_ends_when_the_volume_is_another_or_when_told() {
+    let meta = volume().await;
+    meta.start_session(info("h"), Duration::from_secs(1)).await.unwrap();
+    let (stopper, stop) = stop_signal();
+    let end = meta.clone().run_session(Duration::from_secs(1), |_| Verdict::Exit, stop.clone()).await;
+    assert_eq!(end, SessionEnd::Exit);
+    stopper.stop();
+    assert_eq!(meta.run_session(HEARTBEAT, |_| Verdict::Continue, stop).await, SessionEnd::Stopped);
+}
+
+#[test]
+fn heartbeats_are_kept_within_reason() {
+    let of = |ms| clamp_heartbeat(Duration::from_millis(ms)).as_millis();
+    assert_eq!([0, 10, 12_000, 3_600_000].map(of), [0, 1000, 12_000, 600_000]);
+}
