@@ -39,13 +39,15 @@ pub(crate) fn chunk_start(index: ChunkIndex) -> u64 {
 }
 
 /// Accounts for a file growing or shrinking to `length`: volume usage, and the statistics of each directory that
-/// names it, once per entry. Guards the present length, and the places of the file when they matter.
+/// names it, once per entry. Guards the present length, and the places of the file when they matter. ENOSPC when the
+/// volume is full.
 pub(crate) async fn account_length(tx: &mut Tx<'_>, meta: &Meta, node: &Seen, length: u64) -> Outcome<()> {
     let present = node.length();
     if length == present {
         return Ok(());
     }
     let space = align4k(length) as i64 - align4k(present) as i64;
+    meta.check_space(space, 0)?;
     let delta = DirStat { length: length as i64 - present as i64, space, inodes: 0 };
     tx.add_usage(space, 0);
     // An unlinked file that is still open counts for the volume, but for no directory any more.
@@ -280,6 +282,23 @@ mod tests {
         txn.commit(Batch { guards: vec![], changes }).await.unwrap();
         meta.append_slice(ino, ChunkIndex(0), written(0, 1, 5000), Timestamp::default()).await.unwrap();
         assert_eq!(root_stat(&meta).await, DirStat { length: 10000, space: 4096 + 2 * 4096, inodes: 1 });
+    }
+
+    #[tokio::test]
+    async fn a_full_volume_takes_no_more_bytes() {
+        let meta = volume().await;
+        let ino = file(&meta, "f").await;
+        meta.refresh_usage().await.unwrap();
+        meta.set_rules(crate::meta::Rules { capacity_bytes: 3 * 4096, ..meta.rules() });
+        let append =
+            async |pos, id| meta.append_slice(ino, ChunkIndex(0), written(pos, id, 4096), Timestamp::default()).await;
+        append(8192, 1).await.unwrap();
+        append(0, 2).await.unwrap();
+        assert_eq!(append(12288, 3).await.unwrap_err().errno(), Errno::ENOSPC);
+        let root = crate::meta::Caller::root();
+        assert_eq!(meta.truncate(&root, ino, 12289, true).await.unwrap_err().errno(), Errno::ENOSPC);
+        meta.truncate(&root, ino, 1, true).await.unwrap();
+        meta.truncate(&root, ino, 12288, true).await.unwrap();
     }
 
     #[tokio::test]
