@@ -6,16 +6,21 @@
 //! either.
 
 pub mod args;
+pub mod config;
 pub mod control;
 pub mod daemon;
+pub mod destroy;
+pub mod format;
 pub mod fstab;
 pub mod helper;
 pub mod info;
 pub mod mount;
 pub mod mount_config;
+pub mod open;
 pub mod options;
 pub mod serve;
 pub mod signal;
+pub mod status;
 pub mod umount;
 
 use crate::config::volume::COMPATIBLE_VERSION;
@@ -72,6 +77,14 @@ pub struct Globals {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Make a volume
+    Format(format::Args),
+    /// Show or change the configuration of a volume
+    Config(config::Args),
+    /// Show a volume and who uses it
+    Status(status::Args),
+    /// Remove a volume with all its data
+    Destroy(destroy::Args),
     /// Show what a file is made of
     Info(info::Args),
     /// Mount a volume
@@ -164,6 +177,10 @@ pub fn main(words: Vec<OsString>) -> ExitCode {
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
+        Command::Format(args) => block_on(format::run(args))?,
+        Command::Config(args) => block_on(config::run(args))?,
+        Command::Status(args) => block_on(status::run(args))?,
+        Command::Destroy(args) => block_on(destroy::run(args))?,
         Command::Info(args) => info::run(args)?,
         Command::Mount(args) => return mount::run(*args),
         Command::Umount(args) => umount::run(args)?,
@@ -172,10 +189,29 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Runs a tool that does a little I/O: one thread is enough.
+fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    runtime.context("start the runtime")?.block_on(future)
+}
+
 fn give_up(settings: &LogSettings, why: &str) -> ExitCode {
     log::start(settings);
     tracing::error!(target: FATAL, "{why}");
     ExitCode::FAILURE
+}
+
+/// Asks on standard output and reads one line of standard input; the end of input is a no.
+fn proceed_anyway() -> anyhow::Result<()> {
+    use std::io::Write as _;
+    print!("Proceed anyway? [y/N]: ");
+    std::io::stdout().flush().context("ask")?;
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).context("read the answer")?;
+    match line.trim().to_lowercase().as_str() {
+        "y" | "yes" => Ok(()),
+        _ => anyhow::bail!("Aborted."),
+    }
 }
 
 #[cfg(test)]

@@ -302,6 +302,11 @@ fn read_tiers(value: Option<Value>, legacy_class: &str) -> ConfigResult<BTreeMap
 }
 
 impl VolumeFormat {
+    /// The record of a new volume, with the defaults in everything else.
+    pub fn new(name: impl Into<String>, uuid: impl Into<String>) -> VolumeFormat {
+        VolumeFormat { name: name.into(), uuid: uuid.into(), ..VolumeFormat::default() }
+    }
+
     /// Reads the stored document. Missing keys are zero (not the defaults of a new volume), unknown ones are kept.
     pub fn from_json(bytes: &[u8]) -> ConfigResult<VolumeFormat> {
         let object = match serde_json::from_slice(bytes) {

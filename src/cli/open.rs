@@ -1,0 +1,75 @@
+//! Opens what a command works on: the metadata engine behind a URL, the record of the volume, its object store.
+
+use crate::base::Stop;
+use crate::buf::{Budget, Pool};
+use crate::config::volume::{Access, VolumeFormat};
+use crate::config::{ClientSettings, MetaUri};
+use crate::meta::engine::Engine;
+use crate::meta::{Meta, MetaSettings, Rules};
+use crate::object::SharedStore;
+use crate::util::clock::SystemClock;
+use crate::vfs::client::{open_engine, open_objects, rules_of};
+use anyhow::Context as _;
+use std::sync::Arc;
+
+/// What a command says when there is no volume; other programs look for the first words.
+const NOT_FORMATTED: &str = "database is not formatted, please run `sluice format ...` first";
+
+/// A tool that writes or reads a few objects needs no more.
+const BUFFER_BYTES: u64 = 64 << 20;
+
+/// Parses a meta URL as typed, relative to the working directory.
+pub fn meta_uri(text: &str) -> anyhow::Result<MetaUri> {
+    let cwd = std::env::current_dir().context("find the working directory")?;
+    Ok(MetaUri::parse(text)?.absolute(&cwd))
+}
+
+/// Connects to the metadata of a volume that need not exist yet. The place is logged, the password never.
+pub async fn meta(uri: &MetaUri) -> anyhow::Result<Arc<Meta>> {
+    tracing::info!("Meta address: {uri}");
+    let engine: Arc<dyn Engine> = open_engine(uri).await.with_context(|| format!("open the metadata engine {uri}"))?;
+    let settings = MetaSettings { read_only: false, skip_dir_mtime: ClientSettings::default().skip_dir_mtime };
+    Ok(Meta::new(engine, Arc::new(SystemClock), settings, rules_of(&VolumeFormat::default())))
+}
+
+/// The record of the volume, if there is one.
+pub async fn stored_format(meta: &Meta) -> anyhow::Result<Option<VolumeFormat>> {
+    match meta.setting().await.context("load setting")? {
+        Some(bytes) => Ok(Some(VolumeFormat::from_json(&bytes)?)),
+        None => Ok(None),
+    }
+}
+
+/// The record of a volume that must exist; what operations need to know of it is put in place.
+pub async fn existing_format(meta: &Meta) -> anyhow::Result<VolumeFormat> {
+    let format = stored_format(meta).await?.context(NOT_FORMATTED)?;
+    meta.set_rules(rules_of(&format));
+    Ok(format)
+}
+
+/// The record of a volume that this build may use.
+pub async fn usable_format(meta: &Meta, access: Access) -> anyhow::Result<VolumeFormat> {
+    let format = existing_format(meta).await?;
+    format.admit(access)?;
+    Ok(format)
+}
+
+/// The object store of a volume, under its prefix, for a tool.
+pub fn objects(format: &VolumeFormat) -> Result<SharedStore, Stop> {
+    let settings = ClientSettings { io_retries: 3, ..ClientSettings::default() };
+    Ok(open_objects(format, &settings, &Pool::new(Budget::new(BUFFER_BYTES)))?.store)
+}
+
+/// The rules of a volume that is about to be made.
+pub fn rules(format: &VolumeFormat) -> Rules {
+    rules_of(format)
+}
+
+/// An engine's failure in the words of a fault.
+pub fn fault(error: crate::meta::engine::EngineError) -> crate::base::Fault {
+    use crate::meta::engine::EngineError;
+    match error {
+        EngineError::Conflict => crate::base::Fault::conflict("use the metadata engine"),
+        EngineError::Undetermined(fault) | EngineError::Fault(fault) => fault,
+    }
+}
