@@ -210,6 +210,8 @@ macro_rules! conformance {
 
 conformance! {
     links_count_names_and_the_last_one_frees,
+    data_goes_with_the_last_name_and_the_last_handle,
+    a_full_volume_takes_no_new_nodes,
     a_removed_name_waits_in_the_trash_and_comes_back,
     links_in_the_trash_are_not_shown,
     a_removed_directory_comes_back_from_the_trash,
@@ -246,6 +248,32 @@ async fn links_count_names_and_the_last_one_frees(engine: Shared) {
     sh.rm(a, "s").await;
     assert_eq!(sh.rmdir(Ino::ROOT, "a").await, Ok(a));
     assert_eq!(sh.attr(Ino::ROOT).await.nlink, 3);
+    clean(&meta).await;
+}
+
+async fn data_goes_with_the_last_name_and_the_last_handle(engine: Shared) {
+    let meta = volume(engine, false).await;
+    let sh = Shell(&meta);
+    for text in ["a", "b", "c"] {
+        sh.file(Ino::ROOT, text).await;
+    }
+    sh.rm(Ino::ROOT, "a").await;
+    assert_eq!(meta.reclaim_waiting(), 1, "an unlink");
+    sh.mv((Ino::ROOT, "b"), (Ino::ROOT, "c"), RenameMode::Replace).await.unwrap();
+    assert_eq!(meta.reclaim_waiting(), 2, "a rename over a file");
+    clean(&meta).await;
+}
+
+async fn a_full_volume_takes_no_new_nodes(engine: Shared) {
+    let meta = volume(engine, false).await;
+    let sh = Shell(&meta);
+    sh.file(Ino::ROOT, "a").await;
+    meta.set_rules(Rules { inodes_max: 2, ..meta.rules() });
+    meta.refresh_usage().await.unwrap();
+    sh.file(Ino::ROOT, "b").await;
+    meta.refresh_usage().await.unwrap();
+    let refused = meta.create(&Caller::root(), Ino::ROOT, &name("c"), &node(Kind::File)).await;
+    assert_eq!(refused.unwrap_err().errno(), Errno::ENOSPC);
     clean(&meta).await;
 }
 

@@ -165,6 +165,7 @@ impl Meta {
             (None, kind) if kind != Kind::Symlink => {}
             _ => return Err(Errno::EINVAL.into()),
         }
+        self.check_space(4096, 1)?;
         let ino = self.next_inode().await?;
         let skip_dir_mtime = self.settings().skip_dir_mtime;
         let book = self.rule_book();

@@ -1,0 +1,237 @@
+//! The commands from outside: words in, exit code, output and log lines out. No mounts; those are in `tests/mount`.
+
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output};
+use tempfile::TempDir;
+
+struct Outcome {
+    code: i32,
+    out: String,
+    log: String,
+}
+
+fn outcome(output: Output) -> Outcome {
+    Outcome {
+        code: output.status.code().expect("the command ended by itself"),
+        out: String::from_utf8(output.stdout).expect("text"),
+        log: String::from_utf8(output.stderr).expect("text"),
+    }
+}
+
+/// A place for one volume: its metadata, its objects.
+struct Place(TempDir);
+
+impl Place {
+    fn new() -> Place {
+        Place(tempfile::tempdir().expect("a temporary directory"))
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+        command.current_dir(self.0.path());
+        for name in ["ACCESS_KEY", "SECRET_KEY", "SESSION_TOKEN", "META_PASSWORD", "JFS_NO_CHECK_OBJECT_STORAGE"] {
+            command.env_remove(name);
+        }
+        command
+    }
+
+    fn run(&self, words: &str) -> Outcome {
+        outcome(self.command().args(words.split_whitespace()).output().expect("the binary runs"))
+    }
+
+    /// Runs a command that must succeed and answers its standard output.
+    fn ok(&self, words: &str) -> String {
+        let outcome = self.run(words);
+        assert_eq!(outcome.code, 0, "{words}: {}{}", outcome.out, outcome.log);
+        outcome.out
+    }
+
+    /// Runs a command that must fail and answers its last log line.
+    fn fails(&self, words: &str) -> String {
+        let outcome = self.run(words);
+        assert_eq!(outcome.code, 1, "{words}: {}{}", outcome.out, outcome.log);
+        outcome.log.lines().last().unwrap_or_default().to_string()
+    }
+
+    fn format(&self, options: &str) -> Outcome {
+        self.run(&format!("format sqlite3://meta.db vol --bucket objects {options}"))
+    }
+
+    fn record(&self) -> Value {
+        serde_json::from_str(&self.ok("config sqlite3://meta.db")).expect("JSON")
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+#[test]
+fn the_version_is_one_line() {
+    let place = Place::new();
+    for words in ["version", "-V", "--version"] {
+        let out = place.ok(words);
+        assert!(out.starts_with("sluice ") && out.contains("1.4.2") && out.lines().count() == 1, "{out}");
+    }
+}
+
+#[test]
+fn mistakes_are_answered_with_the_nearest_word() {
+    let place = Place::new();
+    let line = place.fails("format --stoage s3 sqlite3://meta.db vol");
+    assert!(line.contains("<FATAL>: unknown option: \"--stoage\", did you mean \"--storage\"?"), "{line}");
+    let outcome = place.run("fromat sqlite3://meta.db vol");
+    assert_eq!((outcome.code, outcome.out.as_str()), (1, "No help topic for 'fromat'\n"));
+    assert!(outcome.log.contains("did you mean \"format\"?"), "{}", outcome.log);
+    let outcome = place.run("format sqlite3://meta.db");
+    assert_eq!(outcome.code, 1);
+    assert!(outcome.out.starts_with("ERROR: This command requires at least 2 arguments\nUSAGE:\n"), "{}", outcome.out);
+    assert!(place.fails("format sqlite3://meta.db vol --block-size 5KiB").contains("5KiB"));
+    assert!(place.fails("format sqlite3://meta.db vol --trash-days many").contains("trash-days"));
+    assert!(place.fails("format mysql://u:hunter2@(h:1)/d vol").contains("sqlite3://"));
+    assert!(!place.path().join("meta.db").exists(), "a mistake leaves nothing behind");
+}
+
+#[test]
+fn options_stand_anywhere() {
+    let place = Place::new();
+    place.ok("-q format sqlite3://meta.db --trash-days 7 vol -bucket objects");
+    assert_eq!(place.record()["TrashDays"], 7);
+}
+
+#[test]
+fn a_volume_is_made_shown_and_removed() {
+    let place = Place::new();
+    let made = place.format("--capacity 10 --inodes 1000 --compress lz4 --block-size 1M --secret-key hunter2");
+    assert_eq!(made.code, 0, "{}", made.log);
+    assert!(made.log.contains("<INFO>: Volume is formatted as {\n  \"Name\": \"vol\",\n"), "{}", made.log);
+    let record = place.record();
+    assert_eq!(record["BlockSize"], 1024);
+    assert_eq!(record["Capacity"], 10_u64 << 30);
+    assert_eq!((&record["Compression"], &record["SecretKey"]), (&"lz4".into(), &"removed".into()));
+    let bucket = format!("{}/objects/", place.path().canonicalize().expect("a path").display());
+    assert_eq!(record["Bucket"], bucket.as_str());
+    let uuid = record["UUID"].as_str().expect("a UUID").to_string();
+    assert_eq!(std::fs::read_to_string(place.path().join("objects/vol/juicefs_uuid")).expect("the marker"), uuid);
+
+    let status: Value = serde_json::from_str(&place.ok("status sqlite3://meta.db")).expect("JSON");
+    assert_eq!(status["Setting"], record);
+    assert_eq!(status["Sessions"], Value::Array(Vec::new()));
+    assert_eq!((&status["Stat"]["UsedSpace"], &status["Stat"]["AvailableSpace"]), (&0.into(), &(10_u64 << 30).into()));
+    assert_eq!(status["Stat"]["AvailableInodes"], 1000);
+
+    assert!(place.fails("destroy sqlite3://meta.db 1234").contains("UUID \"1234\" != expected"));
+    assert!(place.fails(&format!("destroy sqlite3://meta.db {uuid}")).contains("Aborted."), "no input means no");
+    place.record();
+    let removed = place.run(&format!("destroy -y sqlite3://meta.db {uuid}"));
+    assert!(removed.code == 0 && removed.log.contains("The volume has been destroyed!"), "{}", removed.log);
+    assert!(!place.path().join("objects/vol/juicefs_uuid").exists());
+    assert!(place.fails("config sqlite3://meta.db").contains("database is not formatted"));
+    assert!(place.fails("status sqlite3://meta.db").contains("database is not formatted"));
+}
+
+#[test]
+fn what_is_fixed_cannot_be_formatted_again() {
+    let place = Place::new();
+    assert_eq!(place.format("").code, 0);
+    let uuid = place.record()["UUID"].clone();
+    let line = place.fails("format sqlite3://meta.db vol --block-size 8M");
+    assert!(line.contains("cannot update volume block size from 4096 to 8192"), "{line}");
+    assert!(place.fails("format sqlite3://meta.db other").contains("cannot update volume name from vol to other"));
+    place.ok("format sqlite3://meta.db vol --trash-days 2");
+    place.ok("format --no-update sqlite3://meta.db vol --trash-days 5");
+    let record = place.record();
+    assert_eq!((&record["TrashDays"], &record["UUID"]), (&2.into(), &uuid));
+}
+
+#[test]
+fn an_occupied_prefix_is_refused() {
+    let place = Place::new();
+    assert_eq!(place.format("").code, 0);
+    let line = place.fails("format sqlite3://second.db vol --bucket objects");
+    assert!(line.contains("is not empty; please clean it up or pick another volume name"), "{line}");
+    assert!(place.fails("config sqlite3://second.db").contains("database is not formatted"));
+    assert!(place.fails("format sqlite3://third.db Vol_1").contains("invalid name: \"Vol_1\""));
+}
+
+#[test]
+fn each_change_is_one_line() {
+    let place = Place::new();
+    assert_eq!(place.format("--secret-key hunter2").code, 0);
+    let out = place.ok(
+        "config sqlite3://meta.db -y --capacity 10 --trash-days 0 --secret-key hunter3 --upload-limit 1500 --enable-acl",
+    );
+    let lines: Vec<&str> = out.lines().filter(|line| !line.starts_with("WARNING")).collect();
+    assert_eq!(
+        lines,
+        [
+            "  capacity: 0 B -> 10 GiB",
+            "enable-acl: false -> true",
+            "secret-key: updated",
+            "trash-days: 1 -> 0",
+            "upload-limit: 0.0 Mbps -> 1.5 Gbps",
+            "min-client-version: 1.1.0-A -> 1.2.0-A",
+        ]
+    );
+    assert_eq!(place.ok("config sqlite3://meta.db --capacity 10"), "Nothing changed.\n");
+    place.ok("config sqlite3://meta.db --trash-days 1");
+    assert!(place.fails("config sqlite3://meta.db --trash-days 0").contains("Aborted."));
+    assert_eq!(place.record()["TrashDays"], 1, "no answer means no change");
+    assert!(place.fails("config sqlite3://meta.db -y --min-client-version 1.0.0").contains("cannot lower"));
+    assert!(place.fails("config sqlite3://meta.db -y --min-client-version 9.0.0").contains("9.0.0"));
+}
+
+#[test]
+fn secrets_are_never_shown() {
+    let place = Place::new();
+    let words = ["--verbose", "format", "sqlite3://meta.db", "vol", "--bucket", "objects"];
+    let made = outcome(
+        place
+            .command()
+            .args(words)
+            .env("SECRET_KEY", "hunter2")
+            .env("SESSION_TOKEN", "hunter2")
+            .output()
+            .expect("runs"),
+    );
+    assert_eq!(made.code, 0, "{}", made.log);
+    let mut shown = made.out + &made.log;
+    for words in
+        ["config sqlite3://meta.db", "status sqlite3://meta.db", "config sqlite3://meta.db --secret-key hunter2 -y"]
+    {
+        let outcome = place.run(&format!("--trace {words}"));
+        assert_eq!(outcome.code, 0, "{words}: {}", outcome.log);
+        shown += &(outcome.out + &outcome.log);
+    }
+    for words in [
+        "status redis://:hunter2@127.0.0.1:1/0",
+        "config redis://:hunter2@127.0.0.1:1/0 x",
+        "frmt --secret-key=hunter2",
+    ] {
+        let outcome = place.run(words);
+        assert_eq!(outcome.code, 1, "{words}");
+        shown += &(outcome.out + &outcome.log);
+    }
+    assert!(!shown.contains("hunter2"), "{shown}");
+    let stored = std::fs::read(place.path().join("meta.db")).expect("the metadata");
+    assert!(!stored.windows(7).any(|window| window == b"hunter2"), "secrets are sealed in the record");
+}
+
+#[test]
+fn a_mount_that_cannot_be_says_why_from_the_background() {
+    let place = Place::new();
+    let line = place.fails("mount -d sqlite3://meta.db mnt --log log");
+    assert!(line.contains("<FATAL>") && line.contains("database is not formatted"), "{line}");
+    assert!(place.fails("mount sqlite3://meta.db /").contains("should not mount on the root directory"));
+    assert!(place.fails("mount sqlite3://meta.db mnt --buffer-size 1").contains("buffer-size"));
+    assert!(place.fails("umount mnt").contains("failed to unmount"));
+}
+
+#[test]
+fn info_outside_of_a_mount_is_an_error_line() {
+    let place = Place::new();
+    let outcome = place.run("info .");
+    assert_eq!(outcome.code, 0, "as the peer does");
+    assert!(outcome.log.contains("<ERROR>: Open control file for"), "{}", outcome.log);
+}
