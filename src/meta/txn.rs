@@ -135,6 +135,10 @@ async fn settle<O: Operation>(engine: &dyn Engine, now: Timestamp, op: &O) -> Ou
     loop {
         let mut tx = Tx::new(engine, now);
         match op.settle(&mut tx).await {
+            Err(_) if tx.conflicted && tries < FAULT_TRIES_MAX => {
+                tries += 1;
+                tokio::time::sleep(conflict_pause(tries)).await;
+            }
             Err(Stop::Fault(fault)) if tries < FAULT_TRIES_MAX && retryable(&fault) => {
                 tries += 1;
                 tokio::time::sleep(fault_pause(tries)).await;
