@@ -5,11 +5,11 @@
 //! ([`super::jobs`]) work from them. This queue only spares a client that just deleted something the wait: it is
 //! bounded, and what does not fit or fails is left to the hourly job. The order makes every crash harmless: a chunk
 //! and its references go in one commit, objects go before the record of the count, and the deleted-file record goes
-//! last.
+//! last. And no chunk is dropped of a node that is there, whatever a deleted-file record says.
 
 use super::engine::{Change, Scan};
 use super::record::{Key, Record};
-use super::txn::{ChunkOf, Operation, RecordOf, Settled, Tx};
+use super::txn::{AttrOf, ChunkOf, Operation, RecordOf, Settled, Tx};
 use super::{Meta, outside};
 use crate::base::{CHUNK_BYTES, ChunkIndex, Fault, Ino, Outcome, SliceId};
 use crate::util::task::StopSignal;
@@ -103,7 +103,10 @@ impl Operation for DropChunk {
     type Output = Vec<(SliceId, u32)>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Outcome<Vec<(SliceId, u32)>> {
-        let slices = tx.load(ChunkOf(self.ino, self.index)).await?;
+        let (node, slices) = tx.load((AttrOf(self.ino), ChunkOf(self.ino, self.index))).await?;
+        if node.into_option().is_some() {
+            return Err(Fault::internal("drop chunk of a file that is there").with("inode", self.ino).into());
+        }
         if slices.is_empty() {
             return Ok(Vec::new());
         }

@@ -4,7 +4,6 @@ use crate::meta::engine::Engine;
 use crate::meta::engine::fault::{FaultEngine, FaultPlan};
 use crate::meta::engine::mem::MemEngine;
 use crate::meta::testing::volume_on;
-use crate::meta::txn::AttrOf;
 use crate::util::clock::SystemClock;
 use crate::util::task::stop_signal;
 use std::collections::HashSet;
@@ -190,6 +189,19 @@ async fn reclaim_survives_faults_and_lost_replies() {
         assert_eq!(*removed.slices.lock(), HashSet::from([(SliceId(1), 100), (SliceId(2), 100)]), "seed {seed}");
         assert_eq!(rows(&meta, Scan::SliceRefs).await, [Key::SliceRef(SliceId(3), 100)], "seed {seed}");
     }
+}
+
+#[tokio::test]
+async fn a_file_that_is_there_keeps_its_data() {
+    let meta = volume_on(Arc::new(MemEngine::default()), Arc::new(SystemClock)).await;
+    let removed = Arc::new(Removed::default());
+    meta.run(&deleted_file(meta.now())).await.unwrap();
+    let attr = meta.getattr(Ino::ROOT).await.unwrap();
+    meta.run(&Put(vec![Change::Put(Key::Attr(FILE), Record::Attr(attr))])).await.unwrap();
+    let (_stopper, stop) = stop_signal();
+    meta.reclaim_file(FILE, 100, &Removal::new(removed.clone(), 2, stop)).await.unwrap_err();
+    assert_eq!(rows(&meta, Scan::Chunks).await.len(), 3);
+    assert!(removed.slices.lock().is_empty());
 }
 
 #[test]
