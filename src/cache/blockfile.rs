@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes under one checksum.
 const PAGE: u32 = 32 << 10;
@@ -143,10 +144,12 @@ pub(super) fn directory_mode(file_mode: u32) -> u32 {
     [0o400, 0o040, 0o004].iter().filter(|&&r| file_mode & r != 0).fold(file_mode, |mode, &r| mode | r >> 1 | r >> 2)
 }
 
-/// Writes a block under a temporary name and renames it.
+/// Writes a block under a temporary name and renames it. The name is this writer's alone: a block may be on its way to
+/// the disk twice, from this process or from another that shares the directory.
 pub(super) fn write(path: &Path, block: &[u8], with_sums: bool, mode: u32) -> io::Result<()> {
+    static WRITES: AtomicU64 = AtomicU64::new(0);
     let mut temporary = path.as_os_str().to_owned();
-    temporary.push(".tmp");
+    temporary.push(format!(".{}-{}.tmp", std::process::id(), WRITES.fetch_add(1, Ordering::Relaxed)));
     let create = || fs::OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(&temporary);
     let mut file = match create() {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
