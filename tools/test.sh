@@ -34,4 +34,4 @@ fi
 
 export SLUICE_TEST_ALL=1 SLUICE_TEST_BIN=$cache/peer/bin
 ulimit -n "$(ulimit -Hn)"
-cargo test --workspace "$@"
+cargo test --workspace --no-fail-fast "$@"

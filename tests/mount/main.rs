@@ -47,4 +47,6 @@ macro_rules! on_all_volumes {
 
 mod exerciser;
 mod harness;
+mod peer;
+mod posix;
 mod work;
