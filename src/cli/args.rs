@@ -88,7 +88,7 @@ fn find<'a>(command: &'a Command, name: &str) -> Option<Known<'a>> {
     })
 }
 
-fn names<'a>(command: &'a Command) -> impl Iterator<Item = &'a str> {
+fn names(command: &Command) -> impl Iterator<Item = &str> {
     command.get_arguments().filter(|arg| !arg.is_hide_set()).filter_map(|arg| arg.get_long())
 }
 

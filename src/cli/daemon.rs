@@ -35,6 +35,11 @@ pub struct Ready {
 }
 
 impl Ready {
+    /// How long opening may take when somebody waits for the word: long enough before the waiting ends to say why not.
+    pub fn patience(&self) -> Option<Duration> {
+        self.pipe.as_ref().map(|_| timeout() * 4 / 5)
+    }
+
     /// The kernel's first requests are answered.
     pub fn serving(&mut self, volume: &str, mount_point: &Path) {
         tracing::info!("OK, {volume} is ready at \"{}\"", mount_point.display());

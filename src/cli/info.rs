@@ -1,6 +1,7 @@
 //! `info PATH…|INODE…`: what a file is made of, asked from the mount that it lies in (`spec/surface.md` 5.9).
 
 use super::control::{self, Answer};
+use crate::base::CHUNK_BYTES;
 use anyhow::{Context as _, bail};
 use serde::Deserialize;
 use std::fmt::Write as _;
@@ -66,7 +67,6 @@ struct Piece {
     size: u64,
     off: u64,
     len: u64,
-    pos: u64,
 }
 
 #[derive(Deserialize, Default)]
@@ -153,12 +153,8 @@ fn described(info: &Info, raw: bool) -> String {
         [path] => line("path", path.clone()),
         paths => line("paths", paths.iter().map(|path| format!("\n\t{path}")).collect()),
     }
-    let class = match info.tier.storage_class.as_str() {
-        "" => "actual()".to_string(),
-        class => class.to_string(),
-    };
-    let tag = if info.tier.tag.is_empty() { String::new() } else { format!(" tag: {}", info.tier.tag) };
-    line("tier", format!("{}->{class}{tag}", info.tier.id));
+    let tag = if info.tier.tag.is_empty() { String::new() } else { format!("tag: {}", info.tier.tag) };
+    line("tier", format!("{}->{} {tag}", info.tier.id, info.tier.storage_class));
     if !info.restore_status.is_empty() {
         line("restore status", info.restore_status.clone());
     }
@@ -173,10 +169,10 @@ fn described(info: &Info, raw: bool) -> String {
         let rows = info.chunks.iter().map(row).collect();
         table(" chunks:", &["chunkIndex", "sliceId", "size", "offset", "length"], rows);
     } else {
-        let row = |p: &Piece| {
-            vec![number(p.chunk_index), p.key.clone(), number(p.size), number(p.off), number(p.len), number(p.pos)]
+        let row = |(p, pos): (&Piece, u64)| {
+            vec![number(p.chunk_index), p.key.clone(), number(p.size), number(p.off), number(p.len), number(pos)]
         };
-        let rows = info.objects.iter().map(row).collect();
+        let rows = info.objects.iter().zip(positions(&info.objects)).map(row).collect();
         table(" objects:", &["chunkIndex", "objectName", "size", "offset", "length", "pos"], rows);
     }
     let kind = |lock: &Lock| lock.r#type.as_str().map_or_else(|| lock.r#type.to_string(), str::to_string);
@@ -185,6 +181,20 @@ fn described(info: &Info, raw: bool) -> String {
     let row = |l: &Lock| vec![number(l.sid), number(l.owner), kind(l), number(l.pid), number(l.start), number(l.end)];
     table(" plocks:", &["Sid", "Owner", "Type", "Pid", "Start", "End"], info.plocks.iter().map(row).collect());
     out
+}
+
+/// Where each piece begins in the file: those of a chunk follow one another from its start.
+fn positions(pieces: &[Piece]) -> Vec<u64> {
+    let (mut chunk, mut next) = (0, 0);
+    let position = |piece: &Piece| {
+        if piece.chunk_index != chunk {
+            (chunk, next) = (piece.chunk_index, piece.chunk_index.saturating_mul(CHUNK_BYTES));
+        }
+        let here = next;
+        next = next.saturating_add(piece.len);
+        here
+    };
+    pieces.iter().map(position).collect()
 }
 
 /// Two decimals: `5.00 MiB`.
@@ -203,7 +213,7 @@ fn binary(bytes: u64) -> String {
     format!("{value:.2} {unit}")
 }
 
-/// A table with lines around its cells: titles centred, values on the right.
+/// A table with lines around its cells: titles centred, numbers on the right.
 fn drawn(head: &[&str], rows: &[Vec<String>]) -> String {
     let widths: Vec<usize> = (0..head.len())
         .map(|i| rows.iter().map(|row| row[i].len()).chain([head[i].len()]).max().unwrap_or(0))
@@ -215,7 +225,11 @@ fn drawn(head: &[&str], rows: &[Vec<String>]) -> String {
         head.iter().zip(&widths).map(|(title, width)| format!("| {:<width$} ", centred(title, *width))).collect();
     let mut out = format!("{rule}{titles}|\n{rule}");
     for row in rows {
-        let cells: String = row.iter().zip(&widths).map(|(cell, width)| format!("| {cell:>width$} ")).collect();
+        let cell = |(cell, width): (&String, &usize)| match cell.bytes().all(|byte| byte.is_ascii_digit()) {
+            true => format!("| {cell:>width$} "),
+            false => format!("| {cell:<width$} "),
+        };
+        let cells: String = row.iter().zip(&widths).map(cell).collect();
         out.push_str(&cells);
         out.push_str("|\n");
     }
@@ -230,8 +244,9 @@ mod tests {
     fn the_answer_is_shown_as_the_peer_shows_it() {
         let json = r#"{"Ino":5,"Failed":false,"Reason":"","Summary":{"Length":5242897,"Size":5246976,"Files":1,"Dirs":0},
             "Paths":["/f3"],"Chunks":null,"Objects":[{"ChunkIndex":0,"Key":"vnone/chunks/0/8/8197_0_4194304",
-            "Size":4194304,"Off":0,"Len":4194304}],"PLocks":null,"FLocks":null,
-            "Tier":{"ID":0,"StorageClass":"","Tag":""},"RestoreStatus":""}"#;
+            "Size":4194304,"Off":0,"Len":4194304},{"ChunkIndex":0,"Key":"k","Size":1,"Off":0,"Len":1},
+            {"ChunkIndex":1,"Key":"","Size":0,"Off":0,"Len":7}],"PLocks":null,"FLocks":null,
+            "Tier":{"ID":0,"StorageClass":"actual()","Tag":""},"RestoreStatus":""}"#;
         let text = described(&serde_json::from_str(json).unwrap(), false);
         let expected = "  inode: 5
   files: 1
@@ -239,13 +254,15 @@ mod tests {
  length: 5.00 MiB (5242897 Bytes)
    size: 5.00 MiB (5246976 Bytes)
    path: /f3
-   tier: 0->actual()
+   tier: 0->actual() 
  objects:
-+------------+---------------------------------+---------+--------+---------+-----+
-| chunkIndex |            objectName           |   size  | offset |  length | pos |
-+------------+---------------------------------+---------+--------+---------+-----+
-|          0 | vnone/chunks/0/8/8197_0_4194304 | 4194304 |      0 | 4194304 |   0 |
-+------------+---------------------------------+---------+--------+---------+-----+
++------------+---------------------------------+---------+--------+---------+----------+
+| chunkIndex |            objectName           |   size  | offset |  length |    pos   |
++------------+---------------------------------+---------+--------+---------+----------+
+|          0 | vnone/chunks/0/8/8197_0_4194304 | 4194304 |      0 | 4194304 |        0 |
+|          0 | k                               |       1 |      0 |       1 |  4194304 |
+|          1 |                                 |       0 |      0 |       7 | 67108864 |
++------------+---------------------------------+---------+--------+---------+----------+
 ";
         assert_eq!(text, expected);
     }

@@ -15,7 +15,6 @@ pub mod fstab;
 pub mod helper;
 pub mod info;
 pub mod mount;
-pub mod mount_config;
 pub mod open;
 pub mod options;
 pub mod serve;

@@ -9,7 +9,10 @@ use super::signal::Termination;
 use crate::base::Ino;
 use crate::cache::CacheMetrics;
 use crate::config::client::Squash as ConfigSquash;
-use crate::fuse::{AccessLog, Fuse, Mounted, Options, Squash};
+use crate::config::effective::{self, Facts};
+use crate::config::volume::SESSION_VERSION;
+use crate::fuse::{AccessLog, Fuse, FuseMetrics, Mounted, Options, Squash};
+use crate::object::probe;
 use crate::telemetry::metrics::Registry;
 use crate::util::clock::{Clock as _, SystemClock};
 use crate::vfs::client::Client;
@@ -42,7 +45,8 @@ pub fn run(request: MountRequest, mut ready: Ready) -> anyhow::Result<()> {
 async fn serve(request: &MountRequest, ready: &mut Ready) -> anyhow::Result<()> {
     let mut termination = Termination::listen()?;
     let point = request.mount_point.display().to_string();
-    let client = Client::open(&request.meta, &request.settings, &point).await?;
+    let client = open(request, &point, ready.patience(), &mut termination).await?;
+    tracing::info!("Data use {}", client.objects.store.name());
     let mounted = match mount(request, &client).await {
         Ok(mounted) => mounted,
         Err(error) => {
@@ -66,6 +70,29 @@ async fn serve(request: &MountRequest, ready: &mut Ready) -> anyhow::Result<()> 
     ended.context("serve the mount")
 }
 
+/// Opens the volume. Whoever waits for this mount hears of an engine that does not answer before they stop waiting, and a
+/// signal ends it.
+async fn open(
+    request: &MountRequest,
+    point: &str,
+    patience: Option<Duration>,
+    termination: &mut Termination,
+) -> anyhow::Result<Client> {
+    tracing::info!("Meta address: {}", request.meta);
+    let opening = Client::open(&request.meta, &request.settings, point);
+    let gave_up = async {
+        match patience {
+            Some(patience) => tokio::time::sleep(patience).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        client = opening => Ok(client?),
+        () = gave_up => bail!("{} does not answer", request.meta),
+        signal = termination.received() => bail!("ended by {signal} while opening the volume"),
+    }
+}
+
 async fn unmount(mounted: &Mounted) -> Result<(), crate::base::Fault> {
     mounted.unmount()?;
     mounted.wait(GRACE).await
@@ -73,8 +100,8 @@ async fn unmount(mounted: &Mounted) -> Result<(), crate::base::Fault> {
 
 async fn mount(request: &MountRequest, client: &Client) -> anyhow::Result<Mounted> {
     let settings = &request.settings;
-    if let Some(subdir) = &settings.subdir {
-        bail!("--subdir {subdir} is not in this build");
+    if settings.check_storage {
+        probe(&*client.objects.store).await.context("test the object storage")?;
     }
     let root = client.vfs.getattr(Ino::ROOT).await.context("find the root of the volume")?;
     if !root.is_dir() {
@@ -82,9 +109,18 @@ async fn mount(request: &MountRequest, client: &Client) -> anyhow::Result<Mounte
     }
     // A volume that never had its trash on has no trash root.
     let trash = client.vfs.getattr(Ino::TRASH).await.is_ok();
-    let log = AccessLog::new(Arc::new(SystemClock), None);
-    let registry = registry(client, &request.mount_point.display().to_string());
-    let config = super::mount_config::text(request, client);
+    let registry = registry(request, client);
+    let log = AccessLog::new(Arc::new(SystemClock), Some(FuseMetrics::new(registry.clone())));
+    let options = options(request, client);
+    let facts = Facts {
+        mount_point: &request.mount_point,
+        session: client.vfs.meta().session().0,
+        pid: std::process::id(),
+        source: &options.source(),
+        allow_other: options.allow_other,
+        fuse_options: &request.fuse_options,
+    };
+    let config = effective::document(settings, &client.format, &facts);
     let control = Control::new(
         client.vfs.clone(),
         ControlSettings {
@@ -101,7 +137,7 @@ async fn mount(request: &MountRequest, client: &Client) -> anyhow::Result<Mounte
         },
     );
     let runtime = tokio::runtime::Handle::current();
-    let (vfs, options) = (client.vfs.clone(), options(request, client));
+    let vfs = client.vfs.clone();
     // Mounting waits for the kernel's first request, which is answered on this runtime.
     let mounted = tokio::task::spawn_blocking(move || Fuse::mount(vfs, control, log, options, runtime));
     mounted.await.context("mount")?.map_err(Into::into)
@@ -112,7 +148,8 @@ fn options(request: &MountRequest, client: &Client) -> Options {
     let squash = |to: Option<ConfigSquash>| to.map(|to| (to.uid, to.gid));
     let mut options = Options::new(client.format.name.clone(), request.mount_point.clone());
     options.read_only = settings.read_only;
-    options.default_permissions = !settings.non_default_permission;
+    // The kernel would judge by who the caller is, not by who everybody is taken for.
+    options.default_permissions = !settings.non_default_permission && settings.all_squash.is_none();
     options.io_bytes_max = u32::try_from(settings.max_fuse_io.bytes()).unwrap_or(u32::MAX);
     options.acl = client.format.enable_acl;
     options.xattr = settings.enable_xattr || client.format.enable_acl;
@@ -133,10 +170,17 @@ fn options(request: &MountRequest, client: &Client) -> Options {
 }
 
 /// The numbers that `.stats` shows.
-fn registry(client: &Client, point: &str) -> Arc<Registry> {
+fn registry(request: &MountRequest, client: &Client) -> Arc<Registry> {
     use crate::telemetry::metrics::Kind::{Counter, Gauge};
-    let registry =
-        Registry::new([("mp".to_owned(), point.to_owned()), ("vol_name".to_owned(), client.format.name.clone())]);
+    let host = nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let constant = [
+        ("instance", host),
+        ("mp", request.mount_point.display().to_string()),
+        ("vol_name", client.format.name.clone()),
+        ("juicefs_version", SESSION_VERSION.to_owned()),
+    ];
+    let constant = constant.map(|(key, value)| (key.to_owned(), value)).into_iter();
+    let registry = Registry::new(constant.chain(request.settings.custom_labels.iter().cloned()));
     registry.register_process();
     let meta = client.vfs.meta().clone();
     registry

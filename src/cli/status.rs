@@ -66,7 +66,10 @@ fn described(entry: &SessionEntry) -> Map<String, Value> {
     out.insert("Sid".into(), json!(entry.sid.0));
     let expire = jiff::Timestamp::from_second(entry.expire).unwrap_or_default();
     let expire = expire.to_zoned(jiff::tz::TimeZone::system());
-    out.insert("Expire".into(), json!(expire.strftime("%Y-%m-%dT%H:%M:%S%:z").to_string()));
+    let expire = expire.strftime("%Y-%m-%dT%H:%M:%S%:z").to_string();
+    // RFC 3339 as the peer writes it: UTC is Z.
+    let expire = expire.strip_suffix("+00:00").map(|time| format!("{time}Z")).unwrap_or(expire);
+    out.insert("Expire".into(), json!(expire));
     let info = entry.info.clone().unwrap_or_default();
     out.insert("Version".into(), json!(info.version));
     out.insert("HostName".into(), json!(info.host_name));

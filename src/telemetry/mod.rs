@@ -1,8 +1,7 @@
-//! What the program says about itself: log lines ([`log`]), numbers ([`metrics`]) and the access log ([`access_log`]).
+//! What the program says about itself: log lines ([`log`]) and numbers ([`metrics`]).
 //!
 //! Their texts are read by scripts and dashboards written for the peer, so the forms are the peer's
-//! (`spec/surface.md` 1.3, 6.2, 6.3, 7).
+//! (`spec/surface.md` 1.3, 6.3, 7). The access log is told by the requests themselves, so it stands with `fuse`.
 
-pub mod access_log;
 pub mod log;
 pub mod metrics;
