@@ -2,6 +2,7 @@
 # The first mount, on a fresh Debian 12 machine with rustup's stable toolchain, as root: installs what is missing,
 # builds, formats a volume on SQLite over a local directory, mounts it, copies a source tree and a large file in,
 # mounts anew, reads everything back against checksums, shows status and a few figures, and cleans up.
+# SLUICE_PROFILE=dev builds faster and runs slower.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-${SLUICE_CACHE:-$HOME/.cache/sluicefs}/target}
@@ -18,8 +19,9 @@ fi
 [ -e /dev/fuse ] || mknod /dev/fuse c 10 229
 
 echo "== building (the first time takes some minutes)"
-cargo build --release --bin sluice
-sluice=$CARGO_TARGET_DIR/release/sluice
+profile=${SLUICE_PROFILE:-release}
+cargo build --profile "$profile" --bin sluice
+sluice=$CARGO_TARGET_DIR/${profile/dev/debug}/sluice
 
 work=$(mktemp -d)
 mnt=$work/mnt
