@@ -10,10 +10,8 @@
 //! kinds a few times, and has the operation settle commits that may or may not have been applied.
 
 use super::engine::{Batch, Change, Committed, Engine, EngineError, EngineTxn, Guard};
+use super::record::{Counter, Dentry, DirStat, FlockHolder, Key, PlockHolder, Quota, QuotaOwner, Record, Session};
 use super::usage::Usage;
-use super::record::{
-    Counter, Dentry, DirStat, FlockHolder, Key, PlockHolder, Quota, QuotaOwner, Record, Session,
-};
 use crate::base::acl::AclRule;
 use crate::base::{
     Attr, AttrPatch, ChunkIndex, Errno, Fault, FieldMask, Ino, Kind, Mode, Name, Outcome, Retry, SessionId, Slice,
@@ -64,11 +62,7 @@ pub struct Done<T> {
 }
 
 /// Runs an operation to its end: the only retry loop of the metadata layer.
-pub async fn drive<O: Operation>(
-    engine: &dyn Engine,
-    now: impl Fn() -> Timestamp,
-    op: &O,
-) -> Outcome<Done<O::Output>> {
+pub async fn drive<O: Operation>(engine: &dyn Engine, now: impl Fn() -> Timestamp, op: &O) -> Outcome<Done<O::Output>> {
     let started = Instant::now();
     let (mut conflicts, mut faults) = (0u32, 0u32);
     loop {

@@ -116,9 +116,8 @@ impl Exerciser {
             libc::FALLOC_FL_ZERO_RANGE
         };
         // SAFETY: a call on an open descriptor with plain numbers.
-        let done = unsafe {
-            libc::fallocate(self.file.as_raw_fd(), mode, (self.base + from as u64) as i64, len as i64)
-        };
+        let done =
+            unsafe { libc::fallocate(self.file.as_raw_fd(), mode, (self.base + from as u64) as i64, len as i64) };
         assert_eq!(done, 0, "fallocate: {}", std::io::Error::last_os_error());
         if mode == libc::FALLOC_FL_ZERO_RANGE {
             self.grow(from + len);
@@ -136,7 +135,8 @@ impl Exerciser {
         // alone, and it is gone before this function returns.
         unsafe {
             let prot = libc::PROT_READ | libc::PROT_WRITE;
-            let at = libc::mmap(std::ptr::null_mut(), total, prot, libc::MAP_SHARED, self.file.as_raw_fd(), page as i64);
+            let at =
+                libc::mmap(std::ptr::null_mut(), total, prot, libc::MAP_SHARED, self.file.as_raw_fd(), page as i64);
             assert_ne!(at, libc::MAP_FAILED, "mmap: {}", std::io::Error::last_os_error());
             let bytes = std::slice::from_raw_parts_mut(at.cast::<u8>(), total);
             let result = use_it(&mut bytes[(start - page) as usize..]);
@@ -209,6 +209,12 @@ impl Exerciser {
 fn same(got: &[u8], expected: &[u8], from: usize, what: &str) {
     if let Some(at) = got.iter().zip(expected).position(|(a, b)| a != b) {
         let differing = got.iter().zip(expected).filter(|(a, b)| a != b).count();
-        panic!("{what}: {differing} of {} bytes differ, the first at {}: got {:#x}, expected {:#x}", got.len(), from + at, got[at], expected[at]);
+        panic!(
+            "{what}: {differing} of {} bytes differ, the first at {}: got {:#x}, expected {:#x}",
+            got.len(),
+            from + at,
+            got[at],
+            expected[at]
+        );
     }
 }

@@ -132,7 +132,9 @@ impl Weed {
         // Each service has a twin port 10000 above.
         let base = (0..)
             .map(|_| 20000 + free_port() % 9000)
-            .find(|base| (0..4).all(|i| [0, 10000].iter().all(|twin| TcpListener::bind(("127.0.0.1", base + i + twin)).is_ok())))
+            .find(|base| {
+                (0..4).all(|i| [0, 10000].iter().all(|twin| TcpListener::bind(("127.0.0.1", base + i + twin)).is_ok()))
+            })
             .expect("free ports");
         let child = Command::new(program("weed").expect("weed is installed"))
             .args(["server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false", "-filer", "-s3"])

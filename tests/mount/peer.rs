@@ -43,7 +43,10 @@ for i in range(300): put(f"deep/er/{i}", bytes([i % 256]) * i)
 for name in ("small", "deep", "large"): os.utime("data/" + name, ns=(1_600_000_000_123_456_789, 1_500_000_000_987_654_321))
 "#;
     run(Command::new("python3").arg("-c").arg(script).current_dir(&mount.point));
-    sh(&mount.point, "setfacl -m u:1000:rwx,g:2000:r-x data/block && setfacl -d -m u:1000:rx data/deep/er && touch data/deep/er/inherits");
+    sh(
+        &mount.point,
+        "setfacl -m u:1000:rwx,g:2000:r-x data/block && setfacl -d -m u:1000:rx data/deep/er && touch data/deep/er/inherits",
+    );
 }
 
 /// Everything about the tree that must be equal on both sides, as text. Directory sizes and times of reading are not.
@@ -87,7 +90,10 @@ fn crosses(engine: Engine, from_peer: bool) {
     }
     assert_eq!(written, read);
     // The other side goes on where the first one stopped.
-    sh(&mount.point, "cp -a data copied && diff -r --no-dereference -x device -x fifo data copied && rm -rf data && mv copied data && echo more >> data/small");
+    sh(
+        &mount.point,
+        "cp -a data copied && diff -r --no-dereference -x device -x fifo data copied && rm -rf data && mv copied data && echo more >> data/small",
+    );
     mount.umount();
     run(volume.command(peer()).args(["fsck", &volume.meta_url]));
     let back = volume.mount_with(&first, &["--enable-xattr"]);

@@ -34,17 +34,39 @@ fn copy_trees(volume: &Volume) {
     // The files that git tracks, so that build results stay out.
     sh(repository(), &format!("git ls-files -z | tar --null -T - -cf - | tar -xf - -C {}", mkdir(here, "tracked")));
     sh(here, "cp -a tracked copied && diff -r tracked copied");
-    sh(here, "tar -cf tree.tar tracked && mkdir untarred && tar -xf tree.tar -C untarred && diff -r tracked untarred/tracked");
-    sh(here, "rsync -a --checksum tracked/ synced/ && diff -r tracked synced && rsync -a --delete copied/src/ synced/ && diff -r copied/src synced");
-    sh(here, &format!("git clone -q --no-hardlinks {} cloned && git -C cloned fsck --strict && git -C cloned status --porcelain | wc -l | grep -qx 0", repository().display()));
-    sh(here, "cd cloned && git checkout -q -b work && echo change >> README.md && git -c user.name=t -c user.email=t@t commit -qam change && git gc -q && git fsck");
-    let before = sh(here, "find . -path ./cloned/.git -prune -o -type f -print0 | sort -z | xargs -0 sha256sum | sha256sum");
+    sh(
+        here,
+        "tar -cf tree.tar tracked && mkdir untarred && tar -xf tree.tar -C untarred && diff -r tracked untarred/tracked",
+    );
+    sh(
+        here,
+        "rsync -a --checksum tracked/ synced/ && diff -r tracked synced && rsync -a --delete copied/src/ synced/ && diff -r copied/src synced",
+    );
+    sh(
+        here,
+        &format!(
+            "git clone -q --no-hardlinks {} cloned && git -C cloned fsck --strict && git -C cloned status --porcelain | wc -l | grep -qx 0",
+            repository().display()
+        ),
+    );
+    sh(
+        here,
+        "cd cloned && git checkout -q -b work && echo change >> README.md && git -c user.name=t -c user.email=t@t commit -qam change && git gc -q && git fsck",
+    );
+    let before =
+        sh(here, "find . -path ./cloned/.git -prune -o -type f -print0 | sort -z | xargs -0 sha256sum | sha256sum");
     mount.umount();
     let again = volume.mount(&[]);
-    let after = sh(&again.point, "find . -path ./cloned/.git -prune -o -type f -print0 | sort -z | xargs -0 sha256sum | sha256sum");
+    let after = sh(
+        &again.point,
+        "find . -path ./cloned/.git -prune -o -type f -print0 | sort -z | xargs -0 sha256sum | sha256sum",
+    );
     // Virtual entries of the root are no regular files, so both lists name the same.
     assert_eq!(before, after, "the tree reads differently after mounting again");
-    sh(&again.point, "rm -rf tracked copied untarred synced cloned tree.tar && test -z \"$(find . -mindepth 1 -maxdepth 1 -not -name '.*')\"");
+    sh(
+        &again.point,
+        "rm -rf tracked copied untarred synced cloned tree.tar && test -z \"$(find . -mindepth 1 -maxdepth 1 -not -name '.*')\"",
+    );
     finish(volume, again);
 }
 
@@ -63,7 +85,9 @@ fn fio_verifies(volume: &Volume) {
         ("mmap", "--ioengine=mmap --rw=randwrite --bs=16k --size=24M"),
         ("direct", "--direct=1 --rw=randwrite --bs=32k --size=24M"),
     ] {
-        let line = format!("fio --name={name} {options} --verify=crc32c --do_verify=1 --verify_fatal=1 --end_fsync=1 --invalidate=1 --output-format=terse");
+        let line = format!(
+            "fio --name={name} {options} --verify=crc32c --do_verify=1 --verify_fatal=1 --end_fsync=1 --invalidate=1 --output-format=terse"
+        );
         sh(&mount.point, &line);
     }
     finish(volume, mount);
@@ -125,8 +149,13 @@ fn cargo_build(volume: &Volume) {
     let mount = volume.mount(&[]);
     let dir = mount.path("small");
     std::fs::create_dir_all(dir.join("src")).expect("directories");
-    std::fs::write(dir.join("Cargo.toml"), "[package]\nname = \"small\"\nversion = \"0.1.0\"\nedition = \"2021\"\n[workspace]\n").expect("a manifest");
-    std::fs::write(dir.join("src/main.rs"), "mod sum;\nfn main() { println!(\"{}\", sum::of(&[1, 2, 39])); }\n").expect("a source");
+    std::fs::write(
+        dir.join("Cargo.toml"),
+        "[package]\nname = \"small\"\nversion = \"0.1.0\"\nedition = \"2021\"\n[workspace]\n",
+    )
+    .expect("a manifest");
+    std::fs::write(dir.join("src/main.rs"), "mod sum;\nfn main() { println!(\"{}\", sum::of(&[1, 2, 39])); }\n")
+        .expect("a source");
     std::fs::write(dir.join("src/sum.rs"), "pub fn of(n: &[u32]) -> u32 { n.iter().sum() }\n").expect("a source");
     let mut build = Command::new("cargo");
     build.args(["build", "--offline", "-q"]).current_dir(&dir).env("CARGO_TARGET_DIR", dir.join("target"));

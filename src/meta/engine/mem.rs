@@ -1,9 +1,13 @@
 //! The reference engine: records in ordered maps behind one mutex. It is what the others are compared with, and what
 //! unit tests run on. Nothing is stored anywhere.
 
-use super::{Batch, Change, Committed, Cursor, Engine, EngineError, EngineResult, EngineTxn, Guard, Page, PlusPage, Scan};
+use super::{
+    Batch, Change, Committed, Cursor, Engine, EngineError, EngineResult, EngineTxn, Guard, Page, PlusPage, Scan,
+};
 use crate::base::{Attr, ChunkIndex, Fault, Ino, Name, SessionId, Slice, SliceId};
-use crate::meta::record::{Counter, Dentry, DirStat, FlockHolder, Key, PlockHolder, Quota, QuotaOwner, Record, Session};
+use crate::meta::record::{
+    Counter, Dentry, DirStat, FlockHolder, Key, PlockHolder, Quota, QuotaOwner, Record, Session,
+};
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -38,7 +42,10 @@ struct Store {
 
 /// Entries of a map keyed by (inode, something), of one inode.
 fn of<'a, K: Ord + Clone, V>(map: &'a BTreeMap<(Ino, K), V>, ino: Ino) -> impl Iterator<Item = (&'a K, &'a V)> {
-    map.iter().skip_while(move |((i, _), _)| *i < ino).take_while(move |((i, _), _)| *i == ino).map(|((_, k), v)| (k, v))
+    map.iter()
+        .skip_while(move |((i, _), _)| *i < ino)
+        .take_while(move |((i, _), _)| *i == ino)
+        .map(|((_, k), v)| (k, v))
 }
 
 fn list<T>(items: Vec<T>, record: impl FnOnce(Vec<T>) -> Record) -> Option<Record> {
@@ -215,9 +222,9 @@ impl Store {
             Scan::AllDentries => rows(&self.dentries, |(d, n), e| (Key::Dentry(*d, n.clone()), Record::Dentry(*e))),
             Scan::Attrs => rows(&self.attrs, |i, a| (Key::Attr(*i), Record::Attr(*a))),
             Scan::Chunks => rows(&self.chunks, |(i, x), l| (Key::Chunk(*i, *x), Record::Slices(l.clone()))),
-            Scan::ChunksOf(ino) => of(&self.chunks, *ino)
-                .map(|(index, l)| (Key::Chunk(*ino, *index), Record::Slices(l.clone())))
-                .collect(),
+            Scan::ChunksOf(ino) => {
+                of(&self.chunks, *ino).map(|(index, l)| (Key::Chunk(*ino, *index), Record::Slices(l.clone()))).collect()
+            }
             Scan::SliceRefs => rows(&self.references, |(i, s), n| (Key::SliceRef(*i, *s), Record::Number(*n))),
             Scan::Sessions => rows(&self.sessions, |s, r| (Key::Session(*s), Record::Session(r.clone()))),
             Scan::Sustained(sid) => self

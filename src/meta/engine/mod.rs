@@ -66,23 +66,57 @@ pub enum Change {
     /// A patch of a node that is not there makes the commit a conflict.
     Patch(Ino, AttrPatch),
     /// Appends to a chunk's list. `only_existing`: a missing list stays missing.
-    Append { ino: Ino, index: ChunkIndex, slices: Vec<Slice>, only_existing: bool },
+    Append {
+        ino: Ino,
+        index: ChunkIndex,
+        slices: Vec<Slice>,
+        only_existing: bool,
+    },
     /// Replaces the first `count` records of a chunk's list; guarded by `Guard::ChunkPrefix`.
-    ReplacePrefix { ino: Ino, index: ChunkIndex, count: usize, with: Vec<Slice> },
+    ReplacePrefix {
+        ino: Ino,
+        index: ChunkIndex,
+        count: usize,
+        with: Vec<Slice>,
+    },
     AddCounter(Counter, i64),
     /// Adds to the count of entries of `ino` below `parent`. SQL engines derive it and do nothing.
-    AddLinkParent { ino: Ino, parent: Ino, delta: i64 },
+    AddLinkParent {
+        ino: Ino,
+        parent: Ino,
+        delta: i64,
+    },
     /// Adds references to a slice; the count afterwards is reported in `Committed::references`.
-    AddSliceRef { id: SliceId, size: u32, delta: i64 },
+    AddSliceRef {
+        id: SliceId,
+        size: u32,
+        delta: i64,
+    },
     /// Adds to a directory's statistics if it has any.
     AddDirStat(Ino, DirStat),
     /// Adds to the usage of a quota if there is one.
-    AddQuota { owner: QuotaOwner, space: i64, inodes: i64 },
+    AddQuota {
+        owner: QuotaOwner,
+        space: i64,
+        inodes: i64,
+    },
     /// Sets or removes one flock holder. `last`: the session holds nothing else on this inode afterwards
     /// (`locked{sid}` of the Redis layout).
-    SetFlock { ino: Ino, session: SessionId, owner: u64, exclusive: Option<bool>, last: bool },
+    SetFlock {
+        ino: Ino,
+        session: SessionId,
+        owner: u64,
+        exclusive: Option<bool>,
+        last: bool,
+    },
     /// Replaces the ranges of one POSIX lock holder; an empty list removes it. `last` as above.
-    SetPlock { ino: Ino, session: SessionId, owner: u64, ranges: Vec<PlockRange>, last: bool },
+    SetPlock {
+        ino: Ino,
+        session: SessionId,
+        owner: u64,
+        ranges: Vec<PlockRange>,
+        last: bool,
+    },
 }
 
 /// Guards and changes of one commit. Changes are applied in order.

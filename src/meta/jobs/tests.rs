@@ -1,3 +1,5 @@
+//! Tests of the leased background jobs.
+
 use super::*;
 use crate::base::{Ino, Timestamp};
 use crate::meta::Rules;

@@ -94,7 +94,8 @@ mod tests {
 
     #[test]
     fn the_first_matching_class_of_a_rule_decides() {
-        let rule = AclRule { owner: 6, group: 4, mask: 6, other: 1, users: vec![(10, 7)], groups: vec![(20, 2), (21, 5)] };
+        let rule =
+            AclRule { owner: 6, group: 4, mask: 6, other: 1, users: vec![(10, 7)], groups: vec![(20, 2), (21, 5)] };
         let who = |uid, gid, groups: &[u32]| Caller { uid, gid, groups: groups.into(), pid: 0, check: true };
         let granted = |caller: &Caller, want| rule_grants(&rule, 1, 2, caller, want);
         assert!(granted(&who(1, 9, &[]), READ | WRITE));

@@ -1,3 +1,5 @@
+//! Tests of removing the data of what was deleted.
+
 use super::*;
 use crate::base::{Slice, Timestamp};
 use crate::meta::engine::Engine;

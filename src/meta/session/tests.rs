@@ -1,3 +1,5 @@
+//! Tests of sessions: registration, heartbeats, and what is left of dead ones.
+
 use super::*;
 use crate::meta::engine::mem::MemEngine;
 use crate::meta::ops::plock::LockKind;
