@@ -1,7 +1,7 @@
 //! Real work on a mount: what people do with a file system, on both engines and both stores.
 
 use crate::exerciser::exercise;
-use crate::harness::{Mount, Volume, run, sh};
+use crate::harness::{Mount, Volume, long_tests_wanted, run, sh};
 use std::path::Path;
 use std::process::Command;
 
@@ -29,6 +29,9 @@ fn repository() -> &'static Path {
 }
 
 fn copy_trees(volume: &Volume) {
+    if !long_tests_wanted("copying trees") {
+        return;
+    }
     let mount = volume.mount(&[]);
     let here = &mount.point;
     // The files that git tracks, so that build results stay out.
@@ -139,6 +142,9 @@ with open("mapped", "rb") as f:
 }
 
 fn random_operations(volume: &Volume) {
+    if !long_tests_wanted("a run of random operations") {
+        return;
+    }
     let mount = volume.mount(&[]);
     let operations = if volume.meta_url.starts_with("sqlite3") { 200_000 } else { 60_000 };
     exercise(&mount.point, operations);
