@@ -55,6 +55,8 @@ pub fn start(settings: &LogSettings) {
     let others = settings.level.min(LevelFilter::WARN);
     let filter = Targets::new()
         .with_default(others)
+        // In unoptimised builds it calls every upload that is given up, as by an unmount amid a compaction, a bug.
+        .with_target("opendal_core::layers::complete", LevelFilter::ERROR)
         .with_target("sluicefs", settings.level)
         .with_target("sluice", settings.level)
         .with_target(FATAL, LevelFilter::ERROR);
