@@ -1,132 +1,34 @@
-//! What every engine has to show: the same cases, run on each by `conformance!`, each ending with the tree checker.
+//! What operations have to show together, on every engine (`testing`): each case ends with the tree checker.
 
 use super::check::check;
+use super::engine::counting::CountingEngine;
 use super::engine::fault::{FaultEngine, FaultPlan};
-use super::engine::mem::MemEngine;
-use super::engine::{Batch, Committed, Cursor, Engine, EngineError, EngineResult, EngineTxn, Page, PlusPage, Scan};
+use super::engine::{Change, Engine};
 use super::ops::create::NewNode;
 use super::ops::rename::RenameMode;
-use super::record::{Counter, Key, Record};
-use super::{Caller, Entry, Meta, MetaSettings, Rules, testing};
+use super::testing::{self, Store};
+use super::{Caller, Entry, Meta, Rules};
 use crate::base::mode::flag;
-use crate::base::{Attr, AttrPatch, Errno, Fault, FaultKind, Ino, Kind, Name, Outcome, Stop};
-use crate::meta::engine::Change;
+use crate::base::{
+    Attr, AttrPatch, ChunkIndex, Errno, FaultKind, Ino, Kind, Name, Outcome, Slice, SliceId, Stop, Timestamp,
+};
 use crate::util::clock::SystemClock;
-use async_trait::async_trait;
 use bytes::Bytes;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
-type Shared = Arc<dyn Engine>;
-
-/// Counts round trips, and may lose the reply of commits: applied or not, nobody hears of it.
-pub(super) struct Watched {
-    inner: Shared,
-    trips: Arc<AtomicU64>,
-    /// One commit in this many loses its reply; 0 for none.
-    lossy: u64,
-    commits: Arc<AtomicU64>,
-}
-
-struct WatchedTxn {
-    inner: Box<dyn EngineTxn>,
-    trips: Arc<AtomicU64>,
-    lossy: u64,
-    commits: Arc<AtomicU64>,
-}
-
-impl Watched {
-    fn new(inner: Shared, lossy: u64) -> Arc<Watched> {
-        Arc::new(Watched { inner, trips: Arc::default(), lossy, commits: Arc::default() })
-    }
-
-    fn trip(&self) {
-        self.trips.fetch_add(1, Ordering::SeqCst);
-    }
-
-    fn take(&self) -> u64 {
-        self.trips.swap(0, Ordering::SeqCst)
-    }
-}
-
-#[async_trait]
-impl Engine for Watched {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-
-    async fn prepare(&self) -> EngineResult<()> {
-        self.inner.prepare().await
-    }
-
-    async fn read(&self, keys: &[Key]) -> EngineResult<Vec<Option<Record>>> {
-        self.trip();
-        self.inner.read(keys).await
-    }
-
-    async fn begin(&self, first: &[Key]) -> EngineResult<(Box<dyn EngineTxn>, Vec<Option<Record>>)> {
-        self.trip();
-        let (inner, records) = self.inner.begin(first).await?;
-        let (trips, lossy, commits) = (self.trips.clone(), self.lossy, self.commits.clone());
-        Ok((Box::new(WatchedTxn { inner, trips, lossy, commits }), records))
-    }
-
-    async fn scan(&self, scan: &Scan, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
-        self.trip();
-        self.inner.scan(scan, after, limit).await
-    }
-
-    async fn scan_plus(&self, dir: Ino, after: Option<&Cursor>, limit: usize) -> EngineResult<PlusPage> {
-        self.trip();
-        self.inner.scan_plus(dir, after, limit).await
-    }
-
-    async fn allocate(&self, counter: Counter, count: u64) -> EngineResult<u64> {
-        self.trip();
-        self.inner.allocate(counter, count).await
-    }
-
-    async fn sync(&self) -> EngineResult<()> {
-        self.inner.sync().await
-    }
-
-    async fn erase(&self) -> EngineResult<()> {
-        self.inner.erase().await
-    }
-}
-
-#[async_trait]
-impl EngineTxn for WatchedTxn {
-    async fn load(&mut self, keys: &[Key]) -> EngineResult<Vec<Option<Record>>> {
-        self.trips.fetch_add(1, Ordering::SeqCst);
-        self.inner.load(keys).await
-    }
-
-    async fn commit(self: Box<Self>, batch: Batch) -> EngineResult<Committed> {
-        self.trips.fetch_add(1, Ordering::SeqCst);
-        let nth = self.commits.fetch_add(1, Ordering::SeqCst) + 1;
-        if self.lossy == 0 || !nth.is_multiple_of(self.lossy) {
-            return self.inner.commit(batch).await;
-        }
-        // Every other lost reply belongs to a commit that was applied.
-        if (nth / self.lossy).is_multiple_of(2) {
-            self.inner.commit(batch).await?;
-        }
-        Err(EngineError::Undetermined(Fault::undetermined("commit").with("engine", "lossy")))
-    }
-}
-
-/// A fresh volume on the engine.
-async fn volume(engine: Shared, with_trash: bool) -> Arc<Meta> {
-    let settings = MetaSettings { read_only: false, skip_dir_mtime: Duration::ZERO };
+/// One more client of the volume on the engine.
+async fn client(engine: Arc<dyn Engine>, with_trash: bool) -> Arc<Meta> {
     let rules = Rules { trash_days: u32::from(with_trash), ..testing::plain_rules() };
-    let meta = Meta::new(engine, Arc::new(SystemClock), settings, rules);
-    meta.format(b"{}").await.expect("a fresh volume");
-    meta
+    testing::volume_with(engine, Arc::new(SystemClock), rules).await
+}
+
+/// An empty volume.
+async fn volume(with_trash: bool) -> Arc<Meta> {
+    client(Store::new().await.engine().await, with_trash).await
 }
 
 async fn clean(meta: &Meta) {
@@ -196,40 +98,9 @@ impl Shell<'_> {
     }
 }
 
-macro_rules! conformance {
-    ($($case:ident),* $(,)?) => {
-        mod memory {
-            use super::*;
-            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $case() {
-                super::$case(Arc::new(MemEngine::default())).await;
-            })*
-        }
-    };
-}
-
-conformance! {
-    links_count_names_and_the_last_one_frees,
-    data_goes_with_the_last_name_and_the_last_handle,
-    a_full_volume_takes_no_new_nodes,
-    a_removed_name_waits_in_the_trash_and_comes_back,
-    links_in_the_trash_are_not_shown,
-    a_removed_directory_comes_back_from_the_trash,
-    renames_replace_exchange_and_refuse,
-    no_directory_becomes_its_own_ancestor,
-    trees_go_at_once,
-    the_trash_is_purged_by_the_hour,
-    paths_are_found_both_ways,
-    operations_take_few_trips,
-    lost_replies_are_settled,
-    colliding_operations_leave_a_sound_tree,
-    colliding_operations_leave_a_sound_tree_and_trash,
-    random_sequences_match_the_model,
-    injected_faults_leave_a_sound_tree,
-}
-
-async fn links_count_names_and_the_last_one_frees(engine: Shared) {
-    let meta = volume(engine, false).await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn links_count_names_and_the_last_one_frees() {
+    let meta = volume(false).await;
     let sh = Shell(&meta);
     let (a, b) = (sh.dir(Ino::ROOT, "a").await, sh.dir(Ino::ROOT, "b").await);
     let f = sh.file(a, "f").await;
@@ -251,8 +122,9 @@ async fn links_count_names_and_the_last_one_frees(engine: Shared) {
     clean(&meta).await;
 }
 
-async fn data_goes_with_the_last_name_and_the_last_handle(engine: Shared) {
-    let meta = volume(engine, false).await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn data_goes_with_the_last_name_and_the_last_handle() {
+    let meta = volume(false).await;
     let sh = Shell(&meta);
     for text in ["a", "b", "c"] {
         sh.file(Ino::ROOT, text).await;
@@ -264,8 +136,9 @@ async fn data_goes_with_the_last_name_and_the_last_handle(engine: Shared) {
     clean(&meta).await;
 }
 
-async fn a_full_volume_takes_no_new_nodes(engine: Shared) {
-    let meta = volume(engine, false).await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_volume_takes_no_new_nodes() {
+    let meta = volume(false).await;
     let sh = Shell(&meta);
     sh.file(Ino::ROOT, "a").await;
     meta.set_rules(Rules { inodes_max: 2, ..meta.rules() });
@@ -277,8 +150,9 @@ async fn a_full_volume_takes_no_new_nodes(engine: Shared) {
     clean(&meta).await;
 }
 
-async fn a_removed_name_waits_in_the_trash_and_comes_back(engine: Shared) {
-    let meta = volume(engine, true).await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_removed_name_waits_in_the_trash_and_comes_back() {
+    let meta = volume(true).await;
     let sh = Shell(&meta);
     let d = sh.dir(Ino::ROOT, "d").await;
     let f = sh.file(d, "f").await;
@@ -315,8 +189,9 @@ impl super::txn::Operation for SetFlags {
     }
 }
 
-async fn links_in_the_trash_are_not_shown(engine: Shared) {
-    let meta = volume(engine, true).await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn links_in_the_trash_are_not_shown() {
+    let meta = volume(true).await;
     let sh = Shell(&meta);
     let f = sh.file(Ino::ROOT, "f").await;
     meta.link(&Caller::root(), f, Ino::ROOT, &name("g")).await.unwrap();
@@ -342,8 +217,9 @@ async fn links_in_the_trash_are_not_shown(engine: Shared) {
     clean(&meta).await;
 }
 
-async fn a_removed_directory_comes_back_from_the_trash(engine: Shared) {
-    let meta = volume(engine, true).await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_removed_directory_comes_back_from_the_trash() {
+    let meta = volume(true).await;
     let sh = Shell(&meta);
     let d = sh.dir(Ino::ROOT, "d").await;
     let f = sh.file(d, "f").await;
@@ -361,8 +237,9 @@ async fn a_removed_directory_comes_back_from_the_trash(engine: Shared) {
     clean(&meta).await;
 }
 
-async fn renames_replace_exchange_and_refuse(engine: Shared) {
-    let meta = volume(engine, false).await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn renames_replace_exchange_and_refuse() {
+    let meta = volume(false).await;
     let sh = Shell(&meta);
     use RenameMode::*;
     let (a, b) = (sh.dir(Ino::ROOT, "a").await, sh.dir(Ino::ROOT, "b").await);
@@ -391,8 +268,9 @@ async fn renames_replace_exchange_and_refuse(engine: Shared) {
     clean(&meta).await;
 }
 
-async fn no_directory_becomes_its_own_ancestor(engine: Shared) {
-    let meta = volume(engine, false).await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_directory_becomes_its_own_ancestor() {
+    let meta = volume(false).await;
     let sh = Shell(&meta);
     let a = sh.dir(Ino::ROOT, "a").await;
     let b = sh.dir(a, "b").await;
@@ -423,8 +301,9 @@ async fn tree(sh: &Shell<'_>, text: &str) -> Ino {
     top
 }
 
-async fn trees_go_at_once(engine: Shared) {
-    let meta = volume(engine, false).await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn trees_go_at_once() {
+    let meta = volume(false).await;
     let sh = Shell(&meta);
     let top = tree(&sh, "t").await;
     let summary = meta.summary(top, &|| false).await.unwrap();
@@ -439,8 +318,9 @@ async fn trees_go_at_once(engine: Shared) {
     clean(&meta).await;
 }
 
-async fn the_trash_is_purged_by_the_hour(engine: Shared) {
-    let meta = volume(engine, true).await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_trash_is_purged_by_the_hour() {
+    let meta = volume(true).await;
     let sh = Shell(&meta);
     tree(&sh, "t").await;
     meta.remove_tree(&Caller::root(), Ino::ROOT, &name("t"), false, 4, &|_| {}).await.unwrap();
@@ -458,8 +338,9 @@ async fn the_trash_is_purged_by_the_hour(engine: Shared) {
     clean(&meta).await;
 }
 
-async fn paths_are_found_both_ways(engine: Shared) {
-    let meta = volume(engine, true).await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn paths_are_found_both_ways() {
+    let meta = volume(true).await;
     let sh = Shell(&meta);
     let top = tree(&sh, "t").await;
     let entry = meta.resolve(&Caller::root(), b"/t//d0/deep/f").await.unwrap();
@@ -473,34 +354,38 @@ async fn paths_are_found_both_ways(engine: Shared) {
     assert_eq!(meta.resolve(&Caller::root(), b"t/f/x").await.unwrap_err().errno(), Errno::ENOTDIR);
 }
 
-async fn operations_take_few_trips(engine: Shared) {
-    let watched = Watched::new(engine, 0);
-    let meta = volume(watched.clone(), true).await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operations_take_few_trips() {
+    let counting = Arc::new(CountingEngine::new(Store::new().await.engine().await));
+    let meta = client(counting.clone(), true).await;
     let sh = Shell(&meta);
     // Fills the pool of numbers and finds the hourly directory.
     let (a, b) = (sh.dir(Ino::ROOT, "a").await, sh.dir(Ino::ROOT, "b").await);
     sh.file(a, "first").await;
     sh.rm(a, "first").await;
-    watched.take();
+    counting.take();
     let mut trips = BTreeMap::new();
     let f = sh.file(a, "f").await;
-    trips.insert("create", watched.take());
+    trips.insert("create", counting.take().total());
     sh.look(a, "f").await.unwrap();
-    trips.insert("lookup", watched.take());
+    trips.insert("lookup", counting.take().total());
+    let slice = Slice { pos: 0, id: SliceId(1), size: 10, off: 0, len: 10 };
+    meta.append_slice(f, ChunkIndex(0), slice, Timestamp::new(1, 0)).await.unwrap();
+    trips.insert("append a slice", counting.take().total());
     sh.mv((a, "f"), (b, "f"), RenameMode::Replace).await.unwrap();
-    trips.insert("rename", watched.take());
+    trips.insert("rename", counting.take().total());
     sh.file(a, "f").await;
-    watched.take();
+    counting.take();
     sh.mv((b, "f"), (a, "f"), RenameMode::Replace).await.unwrap();
-    trips.insert("rename over a file", watched.take());
+    trips.insert("rename over a file", counting.take().total());
     meta.link(&Caller::root(), f, b, &name("l")).await.unwrap();
-    trips.insert("link", watched.take());
+    trips.insert("link", counting.take().total());
     sh.rm(a, "f").await;
-    trips.insert("unlink", watched.take());
+    trips.insert("unlink", counting.take().total());
     sh.dir(a, "d").await;
-    watched.take();
+    counting.take();
     sh.rmdir(a, "d").await.unwrap();
-    trips.insert("rmdir", watched.take());
+    trips.insert("rmdir", counting.take().total());
     let limits = [
         ("create", 2),
         ("lookup", 2),
@@ -509,16 +394,17 @@ async fn operations_take_few_trips(engine: Shared) {
         ("link", 2),
         ("unlink", 3),
         ("rmdir", 3),
+        ("append a slice", 2),
     ];
     for (operation, limit) in limits {
         assert!(trips[operation] <= limit, "{trips:?}");
     }
 }
 
-async fn lost_replies_are_settled(engine: Shared) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_replies_are_settled() {
     for with_trash in [false, true] {
-        engine.erase().await.expect("erase");
-        let meta = volume(Watched::new(engine.clone(), 3), with_trash).await;
+        let meta = client(Store::new().await.lossy_engine().await, with_trash).await;
         let sh = Shell(&meta);
         let (a, b) = (sh.dir(Ino::ROOT, "a").await, sh.dir(Ino::ROOT, "b").await);
         for i in 0..8 {
@@ -536,27 +422,30 @@ async fn lost_replies_are_settled(engine: Shared) {
     }
 }
 
-async fn colliding_operations_leave_a_sound_tree(engine: Shared) {
-    collide(engine, false).await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn colliding_operations_leave_a_sound_tree() {
+    collide(false).await;
 }
 
-async fn colliding_operations_leave_a_sound_tree_and_trash(engine: Shared) {
-    collide(engine, true).await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn colliding_operations_leave_a_sound_tree_and_trash() {
+    collide(true).await;
 }
 
 const COLLIDING_TASKS: u64 = 8;
 const COLLIDING_OPERATIONS: u32 = 1500;
 
 /// Many tasks do random things under few names, on two clients of one volume.
-async fn collide(engine: Shared, with_trash: bool) {
-    let first = volume(engine.clone(), with_trash).await;
-    let second = volume(engine, with_trash).await;
+async fn collide(with_trash: bool) {
+    let store = Store::new().await;
+    let first = client(store.engine().await, with_trash).await;
+    let second = client(store.engine().await, with_trash).await;
     let tasks: Vec<_> = (0..COLLIDING_TASKS)
         .map(|seed| {
             let meta = if seed % 2 == 0 { first.clone() } else { second.clone() };
             tokio::spawn(async move {
                 let mut random = StdRng::seed_from_u64(seed);
-                for _ in 0..COLLIDING_OPERATIONS {
+                for _ in 0..testing::cases(COLLIDING_OPERATIONS) {
                     if let Err(stop) = random_step(&meta, &mut random).await {
                         assert!(matches!(stop, crate::base::Stop::Errno(_)), "an answer was due, not a fault: {stop}");
                     }
@@ -605,25 +494,32 @@ async fn random_step(meta: &Meta, random: &mut StdRng) -> Outcome<()> {
 }
 
 /// Random sequences, compared step by step with the small tree of `model`.
-async fn random_sequences_match_the_model(engine: Shared) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn random_sequences_match_the_model() {
+    let store = Store::new().await;
     for seed in 0..24 {
+        let engine = store.engine().await;
         engine.erase().await.expect("erase");
-        let meta = volume(engine.clone(), seed % 2 == 1).await;
+        let meta = client(engine, seed % 2 == 1).await;
         super::model::run(&meta, seed).await;
         clean(&meta).await;
     }
 }
 
 /// Conflicts, faults and lost replies, with and without other writers: whatever the callers were told, the tree is sound.
-async fn injected_faults_leave_a_sound_tree(engine: Shared) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn injected_faults_leave_a_sound_tree() {
     for (seed, tasks, with_trash) in [(1, 1, false), (2, 1, true), (3, 4, false), (4, 4, true)] {
-        engine.erase().await.expect("erase");
-        let faults = FaultEngine::new(engine.clone(), seed, FaultPlan::NONE);
-        let meta = volume(Arc::new(faults.clone()), with_trash).await;
+        let store = Store::new().await;
+        let faults = FaultEngine::new(store.engine().await, seed, FaultPlan::NONE);
+        let others = FaultEngine::new(store.engine().await, seed + 10, FaultPlan::NONE);
+        let meta = client(Arc::new(faults.clone()), with_trash).await;
+        let other = client(Arc::new(others.clone()), with_trash).await;
         faults.set_plan(FaultPlan::conformance());
+        others.set_plan(FaultPlan::conformance());
         let tasks: Vec<_> = (0..tasks)
             .map(|task| {
-                let meta = meta.clone();
+                let meta = if task % 2 == 0 { meta.clone() } else { other.clone() };
                 tokio::spawn(async move {
                     let mut random = StdRng::seed_from_u64(seed * 100 + task);
                     for _ in 0..INJECTED_OPERATIONS {

@@ -50,8 +50,7 @@ impl Meta {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::meta::engine::mem::MemEngine;
-    use crate::meta::testing::{volume, volume_on};
+    use crate::meta::testing::{Store, volume};
     use crate::util::clock::ManualClock;
     use std::sync::Arc;
     use std::time::Duration;
@@ -60,10 +59,10 @@ mod tests {
 
     #[tokio::test]
     async fn one_client_takes_the_lease_per_distance() {
-        let engine = Arc::new(MemEngine::default());
+        let store = Store::new().await;
         let clock = Arc::new(ManualClock::at(1_000_000_000_000_000));
-        let here = volume_on(engine.clone(), clock.clone()).await;
-        let there = volume_on(engine, clock.clone()).await;
+        let here = store.client(clock.clone()).await;
+        let there = store.client(clock.clone()).await;
         assert!(here.take_lease(LEASE, 3240).await.unwrap(), "never run");
         assert!(!there.take_lease(LEASE, 3240).await.unwrap());
         clock.advance(Duration::from_secs(3239));

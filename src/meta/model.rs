@@ -3,6 +3,7 @@
 
 use super::ops::create::NewNode;
 use super::ops::rename::RenameMode;
+use super::testing::{block_on, cases, volume};
 use super::{Caller, Meta};
 use crate::base::{Errno, Ino, Kind, Name};
 use bytes::Bytes;
@@ -256,13 +257,12 @@ pub(super) async fn run(meta: &Meta, seed: u8) {
 }
 
 proptest! {
-    #![proptest_config(Config { failure_persistence: None, cases: 96, ..Config::default() })]
+    #![proptest_config(Config { failure_persistence: None, cases: cases(96), ..Config::default() })]
 
     #[test]
     fn the_volume_answers_like_the_model(steps in steps(120), with_trash: bool) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
-        runtime.block_on(async {
-            let meta = super::testing::volume().await;
+        block_on(async {
+            let meta = volume().await;
             if with_trash {
                 meta.set_rules(super::Rules { trash_days: 1, ..meta.rules() });
             }

@@ -1,31 +1,144 @@
-//! For unit tests: a fresh volume on the in-memory engine.
+//! For unit tests: fresh volumes on the engine under test, which `SLUICE_TEST_META` names: `memory` (the default),
+//! `redis` or `sqlite`. What a test needs of an engine it asks for here, so that it runs on each of them;
+//! `engines_tests` sees to that.
+//!
+//! Redis is one server for the whole test process, without persistence, started at the first use and ended with the
+//! process whatever its end; each store is a database of it. A SQLite store is a file in a directory of its own.
+
+#[cfg(test)]
+mod engines_tests;
 
 use super::engine::mem::MemEngine;
 use super::engine::{Batch, Committed, Cursor, Engine, EngineError, EngineResult, EngineTxn, Page, PlusPage, Scan};
 use super::ops::create::NewNode;
 use super::record::{Counter, Key, Record};
 use super::{Caller, Meta, MetaSettings, Rules};
-use crate::base::{Fault, FaultKind, Ino, Kind, Name};
+use crate::base::{Fault, Ino, Kind, Name, SliceId};
 use crate::util::clock::{SharedClock, SystemClock};
 use async_trait::async_trait;
+use std::future::Future;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use tokio::sync::OnceCell;
+
+/// Names the engine under test.
+pub const ENGINE_VARIABLE: &str = "SLUICE_TEST_META";
+
+/// Says why a test cannot run here. With SLUICE_TEST_ALL=1 that is a failure.
+pub fn skip(why: &str) {
+    assert!(std::env::var_os("SLUICE_TEST_ALL").is_none(), "cannot be skipped: {why}");
+    eprintln!("SKIPPED: {why}");
+}
+
+/// A program of the system, or of the test environment that `tools/test.sh` makes.
+pub fn program(name: &str) -> Option<PathBuf> {
+    let extra = std::env::var_os("SLUICE_TEST_BIN").map(PathBuf::from);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    extra.into_iter().chain(std::env::split_paths(&path)).map(|dir| dir.join(name)).find(|file| file.is_file())
+}
+
+fn engine_under_test() -> String {
+    std::env::var(ENGINE_VARIABLE).unwrap_or_else(|_| "memory".to_owned())
+}
+
+/// How many random cases or steps to take where memory takes `in_memory`: a server or a file takes longer.
+pub fn cases(in_memory: u32) -> u32 {
+    if engine_under_test() == "memory" { in_memory } else { in_memory.div_ceil(4) }
+}
+
+/// Runs a test's future where no attribute can: in the cases of proptest.
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(future)
+}
+
+/// A fresh, empty place for one volume on the engine under test. Each client of it has an engine of its own, as mounts
+/// have.
+#[derive(Clone)]
+pub struct Store(Arc<Place>);
+
+enum Place {
+    Memory(MemEngine),
+    /// The URL of a database.
+    Redis(String),
+    Sqlite(TempDir),
+}
+
+impl Store {
+    pub async fn new() -> Store {
+        Store(Arc::new(match engine_under_test().as_str() {
+            "memory" => Place::Memory(MemEngine::default()),
+            "redis" => Place::Redis(RedisServer::shared().await.next_database()),
+            "sqlite" => Place::Sqlite(tempfile::tempdir().expect("a temporary directory")),
+            other => panic!("{ENGINE_VARIABLE}={other}: it may be memory, redis or sqlite"),
+        }))
+    }
+
+    /// The engine of one more client.
+    pub async fn engine(&self) -> Arc<dyn Engine> {
+        Arc::new(self.open().await)
+    }
+
+    /// The same, losing the reply of three commits in five.
+    pub async fn lossy_engine(&self) -> Arc<dyn Engine> {
+        Arc::new(TestEngine { commits: Some(Arc::default()), ..self.open().await })
+    }
+
+    /// The same, unable to list the chunks of a file whatever the engine can do.
+    pub async fn unlisted_engine(&self) -> Arc<dyn Engine> {
+        Arc::new(TestEngine { lists_chunks_of_file: false, ..self.open().await })
+    }
+
+    /// One more client of the volume, which is made if it is not there yet.
+    pub async fn client(&self, clock: SharedClock) -> Arc<Meta> {
+        volume_on(self.engine().await, clock).await
+    }
+
+    async fn open(&self) -> TestEngine {
+        let inner: Arc<dyn Engine> = match &*self.0 {
+            Place::Memory(engine) => Arc::new(engine.clone()),
+            #[cfg(feature = "redis")]
+            Place::Redis(url) => super::engine::redis::RedisEngine::open(url).await.expect("the server of the tests"),
+            #[cfg(feature = "sqlite")]
+            Place::Sqlite(dir) => {
+                use super::engine::sql::sqlite::{SqliteEngine, SqliteOptions};
+                let path = dir.path().join("meta.db");
+                Arc::new(SqliteEngine::open(&path, SqliteOptions::default()).expect("a database in a fresh directory"))
+            }
+            #[cfg(not(all(feature = "redis", feature = "sqlite")))]
+            _ => panic!("{} is not built in", engine_under_test()),
+        };
+        let lists_chunks_of_file = inner.lists_chunks_of_file();
+        TestEngine { inner, _place: self.0.clone(), commits: None, lists_chunks_of_file }
+    }
+}
 
 /// Rules of a volume without limits and without a trash.
 pub fn plain_rules() -> Rules {
     Rules { trash_days: 0, capacity_bytes: 0, inodes_max: 0, acl: true, dir_stats: true }
 }
 
-/// An empty volume in memory.
+/// An empty volume.
 pub async fn volume() -> Arc<Meta> {
-    volume_on(Arc::new(MemEngine::default()), Arc::new(SystemClock)).await
+    Store::new().await.client(Arc::new(SystemClock)).await
+}
+
+/// An empty volume on an engine that loses the reply of three commits in five.
+pub async fn lossy_volume() -> Arc<Meta> {
+    volume_on(Store::new().await.lossy_engine().await, Arc::new(SystemClock)).await
 }
 
 /// One more client of the volume on `engine`, which is made if it is not there yet.
 pub async fn volume_on(engine: Arc<dyn Engine>, clock: SharedClock) -> Arc<Meta> {
+    volume_with(engine, clock, plain_rules()).await
+}
+
+pub async fn volume_with(engine: Arc<dyn Engine>, clock: SharedClock, rules: Rules) -> Arc<Meta> {
     let settings = MetaSettings { read_only: false, skip_dir_mtime: Duration::ZERO };
-    let meta = Meta::new(engine, clock, settings, plain_rules());
+    let meta = Meta::new(engine, clock, settings, rules);
     meta.format(b"{}").await.expect("the engine takes a volume");
     meta
 }
@@ -37,30 +150,110 @@ pub async fn file(meta: &Meta, name: &str) -> Ino {
     meta.create(&Caller::root(), Ino::ROOT, &name, &node).await.expect("the name is free").ino
 }
 
-/// An engine whose commits lose their reply now and then, before or after they are applied.
-struct LosesReplies {
-    inner: MemEngine,
-    commits: Arc<AtomicU64>,
+/// All records of a scan.
+pub async fn rows(meta: &Meta, scan: Scan) -> Vec<(Key, Record)> {
+    let (mut rows, mut after) = (Vec::new(), None);
+    loop {
+        let page = meta.engine().scan(&scan, after.as_ref(), 1000).await.expect("scan");
+        rows.extend(page.rows);
+        match page.next {
+            Some(next) => after = Some(next),
+            None => return rows,
+        }
+    }
 }
 
-struct LosesRepliesTxn {
+/// The references of a slice in use. The layout of Redis has no record for a single one (`Change::Put`).
+pub async fn references(meta: &Meta, id: SliceId, size: u32) -> i64 {
+    match meta.engine().read(&[Key::SliceRef(id, size)]).await.expect("read").pop().flatten() {
+        Some(Record::Number(references)) => references,
+        None if meta.engine().name() == "redis" => 1,
+        other => panic!("references of {id}: {other:?}"),
+    }
+}
+
+/// The Redis server of this process.
+struct RedisServer {
+    socket: PathBuf,
+    databases_taken: AtomicU32,
+    _shell: Child,
+}
+
+const DATABASES: u32 = 4096;
+
+/// Ends the server when the other end of its input is gone, which the kernel sees to even if the tests are killed. (The
+/// signal that a parent's death can send to a child goes by threads, and those of tests are short.)
+const RUN_UNTIL_END_OF_INPUT: &str = r#"
+trap '' INT
+"$@" & server=$!
+read -r _
+kill -KILL $server
+rm -f "$socket"
+rmdir "$dir"
+"#;
+
+impl RedisServer {
+    async fn shared() -> &'static RedisServer {
+        static SERVER: OnceCell<RedisServer> = OnceCell::const_new();
+        SERVER.get_or_init(RedisServer::start).await
+    }
+
+    /// On a socket in a directory of its own: two test processes cannot take the same one.
+    async fn start() -> RedisServer {
+        let server = program("redis-server").expect("redis-server is installed where Redis is asked for");
+        let dir = tempfile::tempdir().expect("a temporary directory").keep();
+        let socket = dir.join("redis.sock");
+        let shell = Command::new("sh")
+            .args(["-c", RUN_UNTIL_END_OF_INPUT, "sh"])
+            .arg(server)
+            .args(["--port", "0", "--save", "", "--appendonly", "no", "--databases", &DATABASES.to_string()])
+            .arg("--unixsocket")
+            .arg(&socket)
+            .env("socket", &socket)
+            .env("dir", &dir)
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("a shell");
+        let started = Instant::now();
+        while std::os::unix::net::UnixStream::connect(&socket).is_err() {
+            assert!(started.elapsed() < Duration::from_secs(30), "redis-server does not come up");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        RedisServer { socket, databases_taken: AtomicU32::new(0), _shell: shell }
+    }
+
+    fn next_database(&self) -> String {
+        let number = self.databases_taken.fetch_add(1, Ordering::Relaxed);
+        assert!(number < DATABASES, "the tests need more databases");
+        format!("unix://{}?db={number}", self.socket.display())
+    }
+}
+
+/// A client's engine, which keeps its store, and fails on request.
+struct TestEngine {
+    inner: Arc<dyn Engine>,
+    /// Dropped after the engine.
+    _place: Arc<Place>,
+    /// Counts the commits of an engine that loses replies.
+    commits: Option<Arc<AtomicU64>>,
+    lists_chunks_of_file: bool,
+}
+
+struct LosesReplies {
     inner: Box<dyn EngineTxn>,
     commits: Arc<AtomicU64>,
 }
 
-/// An empty volume on an engine that loses the reply of two commits in three: one is applied, one is not.
-pub async fn lossy_volume() -> Arc<Meta> {
-    let settings = MetaSettings { read_only: false, skip_dir_mtime: Duration::ZERO };
-    let engine = LosesReplies { inner: MemEngine::default(), commits: Arc::default() };
-    let meta = Meta::new(Arc::new(engine), Arc::new(SystemClock), settings, plain_rules());
-    meta.format(b"{}").await.expect("the first commit gets its reply");
-    meta
-}
-
 #[async_trait]
-impl Engine for LosesReplies {
+impl Engine for TestEngine {
     fn name(&self) -> &'static str {
-        "memory without replies"
+        self.inner.name()
+    }
+
+    fn lists_chunks_of_file(&self) -> bool {
+        self.lists_chunks_of_file
     }
 
     async fn prepare(&self) -> EngineResult<()> {
@@ -73,7 +266,10 @@ impl Engine for LosesReplies {
 
     async fn begin(&self, first: &[Key]) -> EngineResult<(Box<dyn EngineTxn>, Vec<Option<Record>>)> {
         let (inner, records) = self.inner.begin(first).await?;
-        Ok((Box::new(LosesRepliesTxn { inner, commits: self.commits.clone() }), records))
+        Ok(match &self.commits {
+            Some(commits) => (Box::new(LosesReplies { inner, commits: commits.clone() }), records),
+            None => (inner, records),
+        })
     }
 
     async fn scan(&self, scan: &Scan, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
@@ -98,17 +294,19 @@ impl Engine for LosesReplies {
 }
 
 #[async_trait]
-impl EngineTxn for LosesRepliesTxn {
+impl EngineTxn for LosesReplies {
     async fn load(&mut self, keys: &[Key]) -> EngineResult<Vec<Option<Record>>> {
         self.inner.load(keys).await
     }
 
+    /// The first commit, which makes the volume, is heard of; then replies are lost once and twice in a row, of commits
+    /// that were applied and of others.
     async fn commit(self: Box<Self>, batch: Batch) -> EngineResult<Committed> {
-        let lost = || EngineError::Undetermined(Fault::new(FaultKind::Undetermined, "commit"));
-        match self.commits.fetch_add(1, Ordering::Relaxed) % 3 {
+        let lost = || EngineError::Undetermined(Fault::undetermined("commit").with("engine", "lossy"));
+        match self.commits.fetch_add(1, Ordering::Relaxed) % 5 {
+            0 | 3 => self.inner.commit(batch).await,
             1 => Err(lost()),
-            2 => self.inner.commit(batch).await.and_then(|_| Err(lost())),
-            _ => self.inner.commit(batch).await,
+            _ => self.inner.commit(batch).await.and_then(|_| Err(lost())),
         }
     }
 }

@@ -232,9 +232,8 @@ mod tests {
     use super::*;
     use crate::meta::Rules;
     use crate::meta::engine::counting::{CountingEngine, Trips};
-    use crate::meta::engine::mem::MemEngine;
     use crate::meta::record::Quota;
-    use crate::meta::testing::{file, plain_rules, volume_on};
+    use crate::meta::testing::{Store, file, plain_rules, volume_on};
     use crate::meta::txn::{AttrOf, Operation, Tx};
     use crate::util::clock::SystemClock;
     use std::sync::Arc;
@@ -255,9 +254,9 @@ mod tests {
 
     #[tokio::test]
     async fn own_growth_counts_at_once_and_that_of_others_after_a_refresh() {
-        let engine = Arc::new(MemEngine::default());
-        let here = volume_on(engine.clone(), Arc::new(SystemClock)).await;
-        let there = volume_on(engine, Arc::new(SystemClock)).await;
+        let store = Store::new().await;
+        let here = store.client(Arc::new(SystemClock)).await;
+        let there = store.client(Arc::new(SystemClock)).await;
         here.set_rules(Rules { capacity_bytes: 4 * 4096, inodes_max: 3, ..plain_rules() });
         file(&here, "a").await;
         file(&there, "b").await;
@@ -286,7 +285,7 @@ mod tests {
                 Ok(())
             }
         }
-        let engine = Arc::new(CountingEngine::new(Arc::new(MemEngine::default())));
+        let engine = Arc::new(CountingEngine::new(Store::new().await.engine().await));
         let meta = volume_on(engine.clone(), Arc::new(SystemClock)).await;
         let ino = file(&meta, "f").await;
         engine.take();

@@ -3,14 +3,17 @@
 use super::*;
 use crate::base::{Ino, Timestamp};
 use crate::meta::Rules;
-use crate::meta::engine::mem::MemEngine;
 use crate::meta::reclaim::tests::{FILE, Put, Removed, deleted_file, rows, slice};
-use crate::meta::testing::{file, plain_rules, volume_on};
+use crate::meta::testing::{Store, file, plain_rules};
 use crate::util::clock::{Clock, ManualClock};
 
 async fn setup() -> (Arc<Meta>, Arc<ManualClock>, Arc<Removed>, Removal, crate::util::task::Stopper) {
+    setup_on(&Store::new().await).await
+}
+
+async fn setup_on(store: &Store) -> (Arc<Meta>, Arc<ManualClock>, Arc<Removed>, Removal, crate::util::task::Stopper) {
     let clock = Arc::new(ManualClock::at(1_700_000_000_000_000_000));
-    let meta = volume_on(Arc::new(MemEngine::default()), clock.clone()).await;
+    let meta = store.client(clock.clone()).await;
     let removed = Arc::new(Removed::default());
     let (stopper, stop) = stop_signal();
     let removal = Removal::new(removed.clone(), 2, stop);
@@ -69,7 +72,8 @@ async fn a_volume_that_never_had_a_trash_has_nothing_to_purge() {
 
 #[tokio::test]
 async fn a_turn_belongs_to_one_client() {
-    let (meta, clock, removed, removal, _stopper) = setup().await;
+    let store = Store::new().await;
+    let (meta, clock, removed, removal, _stopper) = setup_on(&store).await;
     let turn = |meta: &Arc<Meta>| {
         let timed = Timed {
             meta: meta.clone(),
@@ -83,7 +87,7 @@ async fn a_turn_belongs_to_one_client() {
             timed.turn(&stop).await.unwrap()
         }
     };
-    let other = volume_on(meta.engine().clone(), clock.clone()).await;
+    let other = store.client(clock.clone()).await;
     meta.run(&deleted_file(Timestamp::new(1_600_000_000, 0))).await.unwrap();
     assert_eq!(turn(&meta).await, Some(1));
     assert_eq!(turn(&other).await, None);

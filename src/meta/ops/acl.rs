@@ -456,7 +456,7 @@ mod tests {
     use crate::meta::ops::attr::SetAttr;
     use crate::meta::ops::create::NewNode;
     use crate::meta::ops::xattr::XattrMode;
-    use crate::meta::testing::{file, lossy_volume, volume};
+    use crate::meta::testing::{Store, file, lossy_volume, volume};
 
     const RULE: AclRule = AclRule { owner: 6, group: 4, mask: 6, other: 0, users: Vec::new(), groups: Vec::new() };
 
@@ -545,9 +545,9 @@ mod tests {
 
     #[tokio::test]
     async fn equal_rules_share_a_number_across_clients() {
-        let meta = volume().await;
-        let other =
-            Meta::new(meta.engine().clone(), Arc::new(crate::util::clock::SystemClock), *meta.settings(), meta.rules());
+        let store = Store::new().await;
+        let meta = store.client(Arc::new(crate::util::clock::SystemClock)).await;
+        let other = store.client(Arc::new(crate::util::clock::SystemClock)).await;
         let first = meta.intern(named()).await.unwrap();
         assert_eq!(other.intern(named()).await.unwrap(), first);
         assert_ne!(other.intern(RULE).await.unwrap(), first);

@@ -170,7 +170,8 @@ impl Meta {
 mod tests {
     use super::*;
     use crate::base::Timestamp;
-    use crate::meta::testing::{file, plain_rules, volume};
+    use crate::meta::engine::Scan;
+    use crate::meta::testing::{file, plain_rules, rows, volume};
     use proptest::prelude::*;
 
     const MIB: u32 = 1 << 20;
@@ -263,9 +264,9 @@ mod tests {
             assert_eq!(meta.read_chunk(ino, index).await.unwrap(), [new, late]);
             let again = meta.replace_slices(ino, index, &read, plan.skipped, new).await.unwrap();
             assert_eq!(again, Replaced::Changed);
-            let delayed = meta.engine().scan(&crate::meta::engine::Scan::DelayedSlices, None, 10).await.unwrap();
-            assert_eq!(delayed.rows.len(), trash_days as usize);
-            if let Some((_, Record::Slices(waiting))) = delayed.rows.first() {
+            let delayed = rows(&meta, Scan::DelayedSlices).await;
+            assert_eq!(delayed.len(), trash_days as usize);
+            if let Some((_, Record::Slices(waiting))) = delayed.first() {
                 assert_eq!(waiting.iter().map(|s| (s.id.0, s.size)).collect::<Vec<_>>(), [(1, 10), (2, 10)]);
             }
         }

@@ -215,8 +215,7 @@ impl Meta {
 mod tests {
     use super::*;
     use crate::meta::engine::counting::{CountingEngine, Trips};
-    use crate::meta::engine::mem::MemEngine;
-    use crate::meta::testing::{file, volume, volume_on};
+    use crate::meta::testing::{Store, file, volume, volume_on};
     use crate::util::clock::SystemClock;
     use proptest::prelude::*;
     use std::sync::Arc;
@@ -299,7 +298,7 @@ mod tests {
 
     #[tokio::test]
     async fn only_what_was_locked_costs_trips_to_unlock() {
-        let engine = Arc::new(CountingEngine::new(Arc::new(MemEngine::default())));
+        let engine = Arc::new(CountingEngine::new(Store::new().await.engine().await));
         let meta = volume_on(engine.clone(), Arc::new(SystemClock)).await;
         let ino = file(&meta, "f").await;
         engine.take();

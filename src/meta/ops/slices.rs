@@ -223,7 +223,9 @@ mod tests {
     use crate::base::SliceId;
     use crate::meta::engine::Batch;
     use crate::meta::record::Counter;
-    use crate::meta::testing::{file, lossy_volume, volume};
+    use crate::meta::testing::{Store, file, lossy_volume, references, volume};
+    use crate::util::clock::SystemClock;
+    use std::sync::Arc;
 
     fn written(pos: u32, id: u64, len: u32) -> Slice {
         Slice { pos, id: SliceId(id), size: len, off: 0, len }
@@ -265,7 +267,7 @@ mod tests {
         assert_eq!(meta.read_chunks(ino, ChunkIndex(0)..ChunkIndex(2)).await.unwrap()[0], (ChunkIndex(0), vec![]));
         let space = (CHUNK_BYTES + 4096) as i64;
         assert_eq!(number(&meta, Key::Counter(Counter::UsedSpace)).await, space);
-        assert_eq!(number(&meta, Key::SliceRef(SliceId(1), 90)).await, 1);
+        assert_eq!(references(&meta, SliceId(1), 90).await, 1);
         assert_eq!(root_stat(&meta).await, DirStat { length: (CHUNK_BYTES + 100) as i64, space, inodes: 1 });
     }
 
@@ -274,14 +276,11 @@ mod tests {
         let meta = volume().await;
         with_root_stat(&meta).await;
         let ino = file(&meta, "f").await;
-        let (txn, _) = meta.engine().begin(&[Key::Attr(ino)]).await.unwrap();
-        let changes = vec![
-            Change::Patch(ino, AttrPatch::new().add_nlink(1).set_parent(Ino::MANY)),
-            Change::AddLinkParent { ino, parent: Ino::ROOT, delta: 2 },
-        ];
-        txn.commit(Batch { guards: vec![], changes }).await.unwrap();
+        let other = crate::base::Name::entry(b"g").unwrap();
+        meta.link(&crate::meta::Caller::root(), ino, Ino::ROOT, &other).await.unwrap();
+        assert_eq!(root_stat(&meta).await, DirStat { length: 0, space: 2 * 4096, inodes: 2 });
         meta.append_slice(ino, ChunkIndex(0), written(0, 1, 5000), Timestamp::default()).await.unwrap();
-        assert_eq!(root_stat(&meta).await, DirStat { length: 10000, space: 4096 + 2 * 4096, inodes: 1 });
+        assert_eq!(root_stat(&meta).await, DirStat { length: 10000, space: 2 * 8192, inodes: 2 });
     }
 
     #[tokio::test]
@@ -317,11 +316,13 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn eight_writers_of_one_chunk_lose_nothing() {
-        let meta = volume().await;
+        let store = Store::new().await;
+        let meta = store.client(Arc::new(SystemClock)).await;
+        let other = store.client(Arc::new(SystemClock)).await;
         let ino = file(&meta, "f").await;
         let tasks: Vec<_> = (0..8u64)
             .map(|task| {
-                let meta = meta.clone();
+                let meta = if task % 2 == 0 { meta.clone() } else { other.clone() };
                 tokio::spawn(async move {
                     for turn in 0..50u64 {
                         let id = task * 50 + turn + 1;

@@ -2,10 +2,8 @@
 
 use super::*;
 use crate::base::{Slice, Timestamp};
-use crate::meta::engine::Engine;
 use crate::meta::engine::fault::{FaultEngine, FaultPlan};
-use crate::meta::engine::mem::MemEngine;
-use crate::meta::testing::volume_on;
+use crate::meta::testing::{self, Store, volume, volume_on};
 use crate::util::clock::SystemClock;
 use crate::util::task::stop_signal;
 use std::collections::HashSet;
@@ -70,7 +68,21 @@ pub(in crate::meta) fn deleted_file(deleted: Timestamp) -> Put {
 }
 
 pub(in crate::meta) async fn rows(meta: &Meta, scan: Scan) -> Vec<Key> {
-    outside(meta.engine().scan(&scan, None, 1000).await).unwrap().rows.into_iter().map(|(key, _)| key).collect()
+    testing::rows(meta, scan).await.into_iter().map(|(key, _)| key).collect()
+}
+
+/// The slices that wait to be removed, and the references of the one that stays.
+async fn references(meta: &Meta) -> (Vec<u64>, i64) {
+    let rows = testing::rows(meta, Scan::SliceRefs).await;
+    let mut waiting: Vec<u64> = rows
+        .into_iter()
+        .filter_map(|row| match row {
+            (Key::SliceRef(id, 100), Record::Number(references)) if references <= 0 => Some(id.0),
+            _ => None,
+        })
+        .collect();
+    waiting.sort_unstable();
+    (waiting, testing::references(meta, SliceId(3), 100).await)
 }
 
 /// Reclaims until the queue is empty, then stops.
@@ -88,87 +100,36 @@ async fn work_off(meta: &Arc<Meta>, remover: &Arc<Removed>, done: impl AsyncFn()
 
 #[tokio::test]
 async fn a_deleted_file_goes_with_its_chunks_and_the_slices_nobody_else_needs() {
-    let meta = volume_on(Arc::new(MemEngine::default()), Arc::new(SystemClock)).await;
+    let meta = volume().await;
     let removed = Arc::new(Removed::default());
     meta.run(&deleted_file(meta.now())).await.unwrap();
     meta.queue_deleted_file(FILE, 100);
     work_off(&meta, &removed, async || rows(&meta, Scan::DeletedFiles).await.is_empty()).await;
     assert_eq!(*removed.slices.lock(), HashSet::from([(SliceId(1), 100), (SliceId(2), 100)]));
     assert_eq!(rows(&meta, Scan::Chunks).await, []);
-    assert_eq!(rows(&meta, Scan::SliceRefs).await, [Key::SliceRef(SliceId(3), 100)]);
+    assert_eq!(references(&meta).await, (vec![], 1));
 }
 
 #[tokio::test]
 async fn what_cannot_be_removed_keeps_its_record_for_the_hourly_job() {
-    let meta = volume_on(Arc::new(MemEngine::default()), Arc::new(SystemClock)).await;
+    let meta = volume().await;
     let removed = Arc::new(Removed::default());
     removed.broken.store(true, Ordering::SeqCst);
     meta.run(&deleted_file(meta.now())).await.unwrap();
     meta.queue_deleted_file(FILE, 100);
     work_off(&meta, &removed, async || rows(&meta, Scan::DeletedFiles).await.is_empty()).await;
-    assert_eq!(rows(&meta, Scan::SliceRefs).await.len(), 3);
+    assert_eq!(references(&meta).await, (vec![1, 2], 1));
     removed.broken.store(false, Ordering::SeqCst);
     let removal = Removal::new(removed.clone(), 2, stop_signal().1);
     assert_eq!(meta.clean_slices(&removal).await.unwrap(), 0, "a dropped stopper is a stop");
     let (_stopper, stop) = stop_signal();
     assert_eq!(meta.clean_slices(&removal.until(stop)).await.unwrap(), 2);
-    assert_eq!(rows(&meta, Scan::SliceRefs).await, [Key::SliceRef(SliceId(3), 100)]);
-}
-
-/// An engine that cannot list the chunks of a file.
-struct Unlisted(MemEngine);
-
-#[async_trait]
-impl Engine for Unlisted {
-    fn name(&self) -> &'static str {
-        "unlisted"
-    }
-    fn lists_chunks_of_file(&self) -> bool {
-        false
-    }
-    async fn prepare(&self) -> crate::meta::engine::EngineResult<()> {
-        self.0.prepare().await
-    }
-    async fn read(&self, keys: &[Key]) -> crate::meta::engine::EngineResult<Vec<Option<Record>>> {
-        self.0.read(keys).await
-    }
-    async fn begin(
-        &self,
-        first: &[Key],
-    ) -> crate::meta::engine::EngineResult<(Box<dyn crate::meta::engine::EngineTxn>, Vec<Option<Record>>)> {
-        self.0.begin(first).await
-    }
-    async fn scan(
-        &self,
-        scan: &Scan,
-        after: Option<&crate::meta::engine::Cursor>,
-        limit: usize,
-    ) -> crate::meta::engine::EngineResult<crate::meta::engine::Page> {
-        assert_ne!(*scan, Scan::ChunksOf(FILE), "would read the whole volume");
-        self.0.scan(scan, after, limit).await
-    }
-    async fn scan_plus(
-        &self,
-        dir: Ino,
-        after: Option<&crate::meta::engine::Cursor>,
-        limit: usize,
-    ) -> crate::meta::engine::EngineResult<crate::meta::engine::PlusPage> {
-        self.0.scan_plus(dir, after, limit).await
-    }
-    async fn allocate(&self, counter: crate::meta::Counter, count: u64) -> crate::meta::engine::EngineResult<u64> {
-        self.0.allocate(counter, count).await
-    }
-    async fn sync(&self) -> crate::meta::engine::EngineResult<()> {
-        self.0.sync().await
-    }
-    async fn erase(&self) -> crate::meta::engine::EngineResult<()> {
-        self.0.erase().await
-    }
+    assert_eq!(references(&meta).await, (vec![], 1));
 }
 
 #[tokio::test]
 async fn chunks_are_found_by_number_where_they_cannot_be_listed() {
-    let meta = volume_on(Arc::new(Unlisted(MemEngine::default())), Arc::new(SystemClock)).await;
+    let meta = volume_on(Store::new().await.unlisted_engine().await, Arc::new(SystemClock)).await;
     let removed = Arc::new(Removed::default());
     meta.run(&deleted_file(meta.now())).await.unwrap();
     meta.queue_deleted_file(FILE, 100);
@@ -179,7 +140,7 @@ async fn chunks_are_found_by_number_where_they_cannot_be_listed() {
 #[tokio::test]
 async fn reclaim_survives_faults_and_lost_replies() {
     for seed in 0..20 {
-        let engine = FaultEngine::new(Arc::new(MemEngine::default()), seed, FaultPlan::NONE);
+        let engine = FaultEngine::new(Store::new().await.engine().await, seed, FaultPlan::NONE);
         let meta = volume_on(Arc::new(engine.clone()), Arc::new(SystemClock)).await;
         meta.run(&deleted_file(meta.now())).await.unwrap();
         engine.set_plan(FaultPlan { conflict: 0.3, lost_reply: 0.3, ..FaultPlan::NONE });
@@ -189,13 +150,13 @@ async fn reclaim_survives_faults_and_lost_replies() {
         meta.reclaim_file(FILE, 100, &removal).await.unwrap();
         meta.clean_slices(&removal).await.unwrap();
         assert_eq!(*removed.slices.lock(), HashSet::from([(SliceId(1), 100), (SliceId(2), 100)]), "seed {seed}");
-        assert_eq!(rows(&meta, Scan::SliceRefs).await, [Key::SliceRef(SliceId(3), 100)], "seed {seed}");
+        assert_eq!(references(&meta).await, (vec![], 1), "seed {seed}");
     }
 }
 
 #[tokio::test]
 async fn a_file_that_is_there_keeps_its_data() {
-    let meta = volume_on(Arc::new(MemEngine::default()), Arc::new(SystemClock)).await;
+    let meta = volume().await;
     let removed = Arc::new(Removed::default());
     meta.run(&deleted_file(meta.now())).await.unwrap();
     let attr = meta.getattr(Ino::ROOT).await.unwrap();

@@ -1,9 +1,8 @@
 //! Tests of sessions: registration, heartbeats, and what is left of dead ones.
 
 use super::*;
-use crate::meta::engine::mem::MemEngine;
 use crate::meta::ops::plock::LockKind;
-use crate::meta::testing::{file, volume, volume_on};
+use crate::meta::testing::{Store, file, volume};
 use crate::util::clock::ManualClock;
 use crate::util::task::stop_signal;
 use parking_lot::Mutex;
@@ -23,10 +22,10 @@ fn info(host: &str) -> SessionInfo {
 
 /// Two clients of one volume and the clock of both.
 async fn pair() -> (Arc<Meta>, Arc<Meta>, Arc<ManualClock>) {
-    let engine = Arc::new(MemEngine::default());
+    let store = Store::new().await;
     let clock = Arc::new(ManualClock::at(1_700_000_000_000_000_000));
-    let here = volume_on(engine.clone(), clock.clone()).await;
-    let there = volume_on(engine, clock.clone()).await;
+    let here = store.client(clock.clone()).await;
+    let there = store.client(clock.clone()).await;
     here.start_session(info("here"), HEARTBEAT).await.unwrap();
     there.start_session(info("there"), HEARTBEAT).await.unwrap();
     (here, there, clock)
