@@ -6,18 +6,17 @@ use crate::base::{Timestamp, acl::AclRule};
 use crate::meta::engine::suite::{Opened, engine_suite};
 use crate::meta::engine::{Batch, Change, Committed, Engine, EngineError, EngineResult, Guard, Scan};
 use crate::meta::record::{Counter, Dentry, DirStat, Key, PlockRange, Quota, QuotaOwner, Record, Session};
+use crate::meta::testing::{program, skip};
 use bytes::Bytes;
 use redis::Value;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const SERVER: &str = "/usr/bin/redis-server";
-const PEER: &str = "/work/.peer/bin/juicefs";
-
 /// A server of our own on a free port, without persistence; ends with the value.
 struct Server {
+    program: PathBuf,
     child: Child,
     port: u16,
     dir: tempfile::TempDir,
@@ -26,14 +25,14 @@ struct Server {
 
 impl Server {
     async fn start(options: &[&'static str]) -> Option<Server> {
-        if !Path::new(SERVER).exists() {
-            eprintln!("SKIPPED: no {SERVER} on this machine");
+        let Some(program) = program("redis-server") else {
+            skip("redis-server is not installed");
             return None;
-        }
+        };
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let dir = tempfile::tempdir().unwrap();
-        let child = spawn(port, dir.path(), options);
-        let server = Server { child, port, dir, options: options.to_vec() };
+        let child = spawn(&program, port, dir.path(), options);
+        let server = Server { program, child, port, dir, options: options.to_vec() };
         server.wait().await;
         Some(server)
     }
@@ -52,7 +51,7 @@ impl Server {
     }
 
     async fn restart(&mut self) {
-        self.child = spawn(self.port, self.dir.path(), &self.options);
+        self.child = spawn(&self.program, self.port, self.dir.path(), &self.options);
         self.wait().await;
     }
 
@@ -77,8 +76,8 @@ impl Drop for Server {
     }
 }
 
-fn spawn(port: u16, dir: &Path, options: &[&str]) -> Child {
-    Command::new(SERVER)
+fn spawn(program: &Path, port: u16, dir: &Path, options: &[&str]) -> Child {
+    Command::new(program)
         .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--port", &port.to_string()])
         .args(options)
         .current_dir(dir)
@@ -474,12 +473,9 @@ async fn a_server_that_is_not_there_is_unavailable_in_time() {
 #[tokio::test]
 async fn the_volume_of_the_peer_is_read() {
     let Some(server) = Server::start(&[]).await else { return };
-    if !Path::new(PEER).exists() {
-        eprintln!("SKIPPED: no {PEER} on this machine");
-        return;
-    }
+    let Some(peer) = program("juicefs") else { return skip("juicefs is not installed") };
     let bucket = tempfile::tempdir().unwrap();
-    let formatted = Command::new(PEER)
+    let formatted = Command::new(peer)
         .args(["format", &server.url(1), "peer", "--storage", "file", "--bucket"])
         .arg(bucket.path())
         .env("HOME", bucket.path())
