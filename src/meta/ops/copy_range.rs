@@ -161,6 +161,7 @@ impl Meta {
             return Ok((0, self.getattr(dst).await?.length));
         }
         let (mut copied, mut length) = (0, 0);
+        let len = if src == dst { self.before_end(src, src_off, len).await? } else { len };
         while copied < len {
             let step = (len - copied).min(STEP_BYTES_MAX);
             let op =
@@ -180,6 +181,14 @@ impl Meta {
         }
         Ok((copied, length))
     }
+
+    /// `len`, or what of it lies before the end of the file. A file that is copied within itself may grow by that, and
+    /// neither the next step nor a repetition after a lost reply may take what was added for part of the source.
+    async fn before_end(&self, ino: Ino, off: u64, len: u64) -> Outcome<u64> {
+        let attr = self.getattr(ino).await?;
+        // With nothing to copy the operation itself says what is wrong, if anything is.
+        Ok(if attr.length > off { len.min(attr.length - off) } else { len })
+    }
 }
 
 #[cfg(test)]
@@ -187,7 +196,7 @@ mod tests {
     use super::*;
     use crate::base::Timestamp;
     use crate::meta::record::{Key, Record};
-    use crate::meta::testing::{file, volume};
+    use crate::meta::testing::{file, lossy_volume, volume};
 
     fn written(pos: u32, id: u64, len: u32) -> Slice {
         Slice { pos, id: SliceId(id), size: len, off: 0, len }
@@ -220,6 +229,25 @@ mod tests {
         );
         assert_eq!((references(&meta, 1, 1000).await, references(&meta, 2, 500).await), (3, 2));
         assert_eq!(meta.getattr(dst).await.unwrap().length, to + 1700);
+    }
+
+    #[tokio::test]
+    async fn a_file_copied_within_itself_ends_where_it_ended() {
+        for meta in [volume().await, lossy_volume().await] {
+            let (root, now) = (Caller::root(), Timestamp::default());
+            let ino = file(&meta, "f").await;
+            meta.append_slice(ino, ChunkIndex(0), written(0, 1, 27), now).await.unwrap();
+            for to in [100, 200, 300] {
+                let end = to + meta.getattr(ino).await.unwrap().length;
+                let copied = meta.copy_range(&root, ino, 0, ino, to, 100.min(to)).await.unwrap();
+                assert_eq!(copied, (end.min(to + 100) - to, end.min(to + 100)));
+            }
+            // More than one step.
+            let length = STEP_BYTES_MAX + 100;
+            meta.truncate(&root, ino, length, true).await.unwrap();
+            let copied = meta.copy_range(&root, ino, 0, ino, 4 * length, 3 * length).await.unwrap();
+            assert_eq!(copied, (length, 5 * length));
+        }
     }
 
     #[tokio::test]
