@@ -1,11 +1,15 @@
 //! What operations have to show together, on every engine (`testing`): each case ends with the tree checker.
 
+mod races;
+
 use super::check::check;
 use super::engine::counting::CountingEngine;
 use super::engine::fault::{FaultEngine, FaultPlan};
-use super::engine::{Change, Engine};
+use super::engine::{Change, Engine, Scan};
 use super::ops::create::NewNode;
 use super::ops::rename::RenameMode;
+use super::ops::xattr::XattrMode;
+use super::record::Key;
 use super::testing::{self, Store};
 use super::{Caller, Entry, Meta, Rules};
 use crate::base::mode::flag;
@@ -235,6 +239,36 @@ async fn a_removed_directory_comes_back_from_the_trash() {
     assert_eq!(sh.mv((hour, &kept), (Ino::ROOT, "d"), RenameMode::Restore).await, Ok(d));
     assert_eq!(sh.look(d, "f").await.unwrap().ino, f);
     clean(&meta).await;
+    // An empty one has no statistics in the trash, and has them again afterwards: only so they are kept.
+    let e = sh.dir(Ino::ROOT, "e").await;
+    assert!(has_stat(&meta, e).await, "from its beginning");
+    assert_eq!(sh.rmdir(Ino::ROOT, "e").await, Ok(e));
+    assert!(!has_stat(&meta, e).await);
+    let (hour, kept) = sh.trashed("e").await;
+    assert_eq!(sh.mv((hour, &kept), (Ino::ROOT, "e"), RenameMode::NoReplace).await, Ok(e));
+    assert!(has_stat(&meta, e).await);
+    clean(&meta).await;
+}
+
+async fn has_stat(meta: &Meta, dir: Ino) -> bool {
+    meta.engine().read(&[Key::DirStat(dir)]).await.expect("read")[0].is_some()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn extended_attributes_go_with_their_node() {
+    for with_trash in [false, true] {
+        let meta = volume(with_trash).await;
+        let sh = Shell(&meta);
+        for (text, kind) in [("f", Kind::File), ("d", Kind::Directory), ("s", Kind::Symlink)] {
+            let ino = sh.make(Ino::ROOT, text, kind).await;
+            meta.set_xattr(&Caller::root(), ino, b"user.a", b"value", XattrMode::Set).await.unwrap();
+        }
+        meta.unlink(&Caller::root(), Ino::ROOT, &name("f"), true).await.unwrap();
+        meta.unlink(&Caller::root(), Ino::ROOT, &name("s"), true).await.unwrap();
+        meta.rmdir(&Caller::root(), Ino::ROOT, &name("d"), true).await.unwrap();
+        assert_eq!(testing::rows(&meta, Scan::AllXattrs).await, []);
+        clean(&meta).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

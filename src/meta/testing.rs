@@ -5,7 +5,6 @@
 //! Redis is one server for the whole test process, without persistence, started at the first use and ended with the
 //! process whatever its end; each store is a database of it. A SQLite store is a file in a directory of its own.
 
-#[cfg(test)]
 mod engines_tests;
 
 use super::engine::mem::MemEngine;
@@ -16,6 +15,8 @@ use super::{Caller, Meta, MetaSettings, Rules};
 use crate::base::{Fault, Ino, Kind, Name, SliceId};
 use crate::util::clock::{SharedClock, SystemClock};
 use async_trait::async_trait;
+use futures::future::BoxFuture;
+use parking_lot::Mutex;
 use std::future::Future;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -92,6 +93,12 @@ impl Store {
         Arc::new(TestEngine { lists_chunks_of_file: false, ..self.open().await })
     }
 
+    /// The same, with a way to get in before it commits.
+    pub async fn interrupted_engine(&self) -> (Arc<dyn Engine>, Interrupt) {
+        let interrupt = Interrupt::default();
+        (Arc::new(TestEngine { interrupt: Some(interrupt.clone()), ..self.open().await }), interrupt)
+    }
+
     /// One more client of the volume, which is made if it is not there yet.
     pub async fn client(&self, clock: SharedClock) -> Arc<Meta> {
         volume_on(self.engine().await, clock).await
@@ -112,7 +119,7 @@ impl Store {
             _ => panic!("{} is not built in", engine_under_test()),
         };
         let lists_chunks_of_file = inner.lists_chunks_of_file();
-        TestEngine { inner, _place: self.0.clone(), commits: None, lists_chunks_of_file }
+        TestEngine { inner, _place: self.0.clone(), commits: None, interrupt: None, lists_chunks_of_file }
     }
 }
 
@@ -238,12 +245,29 @@ struct TestEngine {
     _place: Arc<Place>,
     /// Counts the commits of an engine that loses replies.
     commits: Option<Arc<AtomicU64>>,
+    interrupt: Option<Interrupt>,
     lists_chunks_of_file: bool,
 }
 
-struct LosesReplies {
+struct TestTxn {
     inner: Box<dyn EngineTxn>,
-    commits: Arc<AtomicU64>,
+    commits: Option<Arc<AtomicU64>>,
+    interrupt: Option<Interrupt>,
+}
+
+/// What somebody else does between the loads and the commit of a transaction.
+#[derive(Clone, Default)]
+pub struct Interrupt(Arc<Mutex<Option<BoxFuture<'static, ()>>>>);
+
+impl Interrupt {
+    /// Happens before the next commit, once.
+    pub fn before_commit(&self, what: impl Future<Output = ()> + Send + 'static) {
+        *self.0.lock() = Some(Box::pin(what));
+    }
+
+    pub fn has_happened(&self) -> bool {
+        self.0.lock().is_none()
+    }
 }
 
 #[async_trait]
@@ -266,9 +290,11 @@ impl Engine for TestEngine {
 
     async fn begin(&self, first: &[Key]) -> EngineResult<(Box<dyn EngineTxn>, Vec<Option<Record>>)> {
         let (inner, records) = self.inner.begin(first).await?;
-        Ok(match &self.commits {
-            Some(commits) => (Box::new(LosesReplies { inner, commits: commits.clone() }), records),
-            None => (inner, records),
+        Ok(match (&self.commits, &self.interrupt) {
+            (None, None) => (inner, records),
+            (commits, interrupt) => {
+                (Box::new(TestTxn { inner, commits: commits.clone(), interrupt: interrupt.clone() }), records)
+            }
         })
     }
 
@@ -294,7 +320,7 @@ impl Engine for TestEngine {
 }
 
 #[async_trait]
-impl EngineTxn for LosesReplies {
+impl EngineTxn for TestTxn {
     async fn load(&mut self, keys: &[Key]) -> EngineResult<Vec<Option<Record>>> {
         self.inner.load(keys).await
     }
@@ -302,8 +328,12 @@ impl EngineTxn for LosesReplies {
     /// The first commit, which makes the volume, is heard of; then replies are lost once and twice in a row, of commits
     /// that were applied and of others.
     async fn commit(self: Box<Self>, batch: Batch) -> EngineResult<Committed> {
+        let interrupt = self.interrupt.as_ref().and_then(|interrupt| interrupt.0.lock().take());
+        if let Some(interrupt) = interrupt {
+            interrupt.await;
+        }
         let lost = || EngineError::Undetermined(Fault::undetermined("commit").with("engine", "lossy"));
-        match self.commits.fetch_add(1, Ordering::Relaxed) % 5 {
+        match self.commits.as_ref().map_or(0, |commits| commits.fetch_add(1, Ordering::Relaxed) % 5) {
             0 | 3 => self.inner.commit(batch).await,
             1 => Err(lost()),
             _ => self.inner.commit(batch).await.and_then(|_| Err(lost())),

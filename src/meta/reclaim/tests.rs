@@ -154,6 +154,27 @@ async fn reclaim_survives_faults_and_lost_replies() {
     }
 }
 
+/// A slice that another file shares would lose two references for one otherwise, and its objects with them.
+#[tokio::test]
+async fn two_clients_that_drop_a_chunk_count_it_once() {
+    let store = Store::new().await;
+    let (engine, interrupt) = store.interrupted_engine().await;
+    let meta = volume_on(engine, Arc::new(SystemClock)).await;
+    let other = store.client(Arc::new(SystemClock)).await;
+    meta.run(&deleted_file(meta.now())).await.unwrap();
+    let only_the_last = Put(vec![0, 1].into_iter().map(|i| Change::Delete(Key::Chunk(FILE, ChunkIndex(i)))).collect());
+    meta.run(&only_the_last).await.unwrap();
+    let removed = Arc::new(Removed::default());
+    let (_stopper, stop) = stop_signal();
+    let removal = Removal::new(removed.clone(), 2, stop);
+    let others = removal.clone();
+    interrupt.before_commit(async move { other.reclaim_file(FILE, 20_000_000_000, &others).await.unwrap() });
+    meta.reclaim_file(FILE, 20_000_000_000, &removal).await.unwrap();
+    assert!(interrupt.has_happened());
+    assert_eq!(testing::references(&meta, SliceId(3), 100).await, 1);
+    assert!(removed.slices.lock().is_empty());
+}
+
 #[tokio::test]
 async fn a_file_that_is_there_keeps_its_data() {
     let meta = volume().await;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::meta::ops::plock::LockKind;
-use crate::meta::testing::{Store, file, volume};
+use crate::meta::testing::{Store, file, volume, volume_on};
 use crate::util::clock::ManualClock;
 use crate::util::task::stop_signal;
 use parking_lot::Mutex;
@@ -104,6 +104,25 @@ async fn a_client_taken_for_dead_learns_so_and_registers_again() {
     let setting = SessionNews::Setting(Bytes::from_static(b"{}"));
     assert_eq!(*heard.lock(), [SessionNews::WasDead, setting.clone(), setting]);
     assert_eq!(here.sessions().await.unwrap()[1].info, Some(info("there")));
+}
+
+#[tokio::test]
+async fn a_session_that_comes_back_while_it_is_cleaned_up_stays() {
+    let store = Store::new().await;
+    let clock = Arc::new(ManualClock::at(1_700_000_000_000_000_000));
+    let (engine, interrupt) = store.interrupted_engine().await;
+    let here = volume_on(engine, clock.clone()).await;
+    let there = store.client(clock.clone()).await;
+    there.start_session(info("there"), HEARTBEAT).await.unwrap();
+    clock.advance(Duration::from_secs(61));
+    let (_stopper, stop) = stop_signal();
+    let late = there.clone();
+    interrupt.before_commit(async move {
+        late.beat(HEARTBEAT, &|_| Verdict::Continue).await.unwrap();
+    });
+    here.clean_stale_sessions(&stop).await.unwrap();
+    assert!(interrupt.has_happened());
+    assert_eq!(here.sessions().await.unwrap().len(), 1);
 }
 
 #[tokio::test]
