@@ -162,7 +162,7 @@ async fn two_clients_that_drop_a_chunk_count_it_once() {
     let meta = volume_on(engine, Arc::new(SystemClock)).await;
     let other = store.client(Arc::new(SystemClock)).await;
     meta.run(&deleted_file(meta.now())).await.unwrap();
-    let only_the_last = Put(vec![0, 1].into_iter().map(|i| Change::Delete(Key::Chunk(FILE, ChunkIndex(i)))).collect());
+    let only_the_last = Put([0, 1].into_iter().map(|i| Change::Delete(Key::Chunk(FILE, ChunkIndex(i)))).collect());
     meta.run(&only_the_last).await.unwrap();
     let removed = Arc::new(Removed::default());
     let (_stopper, stop) = stop_signal();

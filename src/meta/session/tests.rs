@@ -125,6 +125,29 @@ async fn a_session_that_comes_back_while_it_is_cleaned_up_stays() {
     assert_eq!(here.sessions().await.unwrap().len(), 1);
 }
 
+/// The records where a session holds a lock are found by it, where the store keeps a list of them (Redis); others hold
+/// locks in the same records.
+#[tokio::test]
+async fn a_session_lists_the_locks_it_holds_and_no_others() {
+    let (here, there, _) = pair().await;
+    let ino = file(&here, "f").await;
+    for client in [&here, &there] {
+        client.flock(ino, 1, LockKind::Read, false).await.unwrap();
+        client.flock(ino, 2, LockKind::Read, false).await.unwrap();
+        client.set_plock(ino, 1, LockKind::Read, 0, 9, 1, false).await.unwrap();
+    }
+    let (mine, theirs) = (here.session(), there.session());
+    let listed = async |sid| here.scan_all(&Scan::LocksOf(sid)).await.unwrap().len();
+    here.flock(ino, 1, LockKind::Unlock, false).await.unwrap();
+    assert_eq!(listed(mine).await, 2, "a flock of another owner, and a range");
+    here.flock(ino, 2, LockKind::Unlock, false).await.unwrap();
+    here.set_plock(ino, 1, LockKind::Unlock, 0, 9, 1, false).await.unwrap();
+    assert_eq!(listed(mine).await, 0);
+    here.flock(ino, 1, LockKind::Read, false).await.unwrap();
+    here.clean_session(theirs).await.unwrap();
+    assert_eq!((listed(mine).await, listed(theirs).await), (1, 0));
+}
+
 #[tokio::test]
 async fn the_end_of_a_session_leaves_nothing_of_it() {
     let (here, there, _) = pair().await;

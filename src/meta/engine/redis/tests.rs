@@ -5,8 +5,11 @@ use crate::base::{Attr, AttrPatch, ChunkIndex, FaultKind, FieldMask, Ino, Kind, 
 use crate::base::{Timestamp, acl::AclRule};
 use crate::meta::engine::suite::{Opened, engine_suite};
 use crate::meta::engine::{Batch, Change, Committed, Engine, EngineError, EngineResult, Guard, Scan};
+use crate::meta::ops::plock::LockKind;
 use crate::meta::record::{Counter, Dentry, DirStat, Key, PlockRange, Quota, QuotaOwner, Record, Session};
-use crate::meta::testing::{program, skip};
+use crate::meta::session::SessionInfo;
+use crate::meta::testing::{file, program, skip, volume_on};
+use crate::util::clock::SystemClock;
 use bytes::Bytes;
 use redis::Value;
 use std::path::{Path, PathBuf};
@@ -468,6 +471,31 @@ async fn a_server_that_is_not_there_is_unavailable_in_time() {
     let opened = RedisEngine::open(&format!("redis://127.0.0.1:{port}/1?max-retry-backoff=1s")).await.map(|_| ());
     assert_eq!(kind_of(opened), FaultKind::Unavailable);
     assert!(started.elapsed() < Duration::from_secs(30));
+}
+
+/// `locked{sid}` is a list that nothing else removes: names left in it would stay after the session.
+#[tokio::test]
+async fn a_session_that_holds_no_lock_has_no_list_of_them() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let here = volume_on(server.engine().await, Arc::new(SystemClock)).await;
+    let there = volume_on(server.engine().await, Arc::new(SystemClock)).await;
+    let ino = file(&here, "f").await;
+    for client in [&here, &there] {
+        client.start_session(SessionInfo::default(), Duration::from_secs(12)).await.unwrap();
+        for owner in [1, 2] {
+            client.flock(ino, owner, LockKind::Read, false).await.unwrap();
+            client.set_plock(ino, owner, LockKind::Read, 0, 9, 1, false).await.unwrap();
+        }
+    }
+    let lists = async || server.raw().keys().await.into_iter().filter(|key| key.starts_with("locked")).count();
+    assert_eq!(lists().await, 2);
+    for owner in [1, 2] {
+        here.flock(ino, owner, LockKind::Unlock, false).await.unwrap();
+        here.set_plock(ino, owner, LockKind::Unlock, 0, 9, 1, false).await.unwrap();
+    }
+    assert_eq!(lists().await, 1, "unlocked");
+    here.clean_session(there.session()).await.unwrap();
+    assert_eq!(lists().await, 0, "cleaned up");
 }
 
 #[tokio::test]
