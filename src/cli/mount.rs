@@ -156,7 +156,7 @@ fn prepare_mount_point(point: &Path, force: bool) -> anyhow::Result<()> {
             }
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ESTALE)) && tries == 0 => {
                 tracing::warn!("{} is a mount whose server is gone; it is unmounted", point.display());
-                umount::unmount(point, true)?;
+                crate::fuse::umount(point, true)?;
             }
             Err(error) => return Err(error).with_context(|| format!("look at the mount point {}", point.display())),
         }

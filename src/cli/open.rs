@@ -8,12 +8,9 @@ use crate::meta::engine::Engine;
 use crate::meta::{Meta, MetaSettings, Rules};
 use crate::object::SharedStore;
 use crate::util::clock::SystemClock;
-use crate::vfs::client::{open_engine, open_objects, rules_of};
+use crate::vfs::client::{self, open_engine, open_objects, rules_of};
 use anyhow::Context as _;
 use std::sync::Arc;
-
-/// What a command says when there is no volume; other programs look for the first words.
-const NOT_FORMATTED: &str = "database is not formatted, please run `sluice format ...` first";
 
 /// A tool that writes or reads a few objects needs no more.
 const BUFFER_BYTES: u64 = 64 << 20;
@@ -34,15 +31,12 @@ pub async fn meta(uri: &MetaUri) -> anyhow::Result<Arc<Meta>> {
 
 /// The record of the volume, if there is one.
 pub async fn stored_format(meta: &Meta) -> anyhow::Result<Option<VolumeFormat>> {
-    match meta.setting().await.context("load setting")? {
-        Some(bytes) => Ok(Some(VolumeFormat::from_json(&bytes)?)),
-        None => Ok(None),
-    }
+    client::stored_format(&**meta.engine()).await.context("load setting")
 }
 
 /// The record of a volume that must exist; what operations need to know of it is put in place.
 pub async fn existing_format(meta: &Meta) -> anyhow::Result<VolumeFormat> {
-    let format = stored_format(meta).await?.context(NOT_FORMATTED)?;
+    let format = client::existing_format(&**meta.engine()).await?;
     meta.set_rules(rules_of(&format));
     Ok(format)
 }

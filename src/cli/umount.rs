@@ -5,9 +5,7 @@
 
 use super::control;
 use anyhow::{Context as _, bail};
-use nix::mount::MntFlags;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// A mount gets this long to flush and end.
@@ -45,32 +43,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     if args.flush {
         wait_for_uploads(&point)?;
     }
-    unmount(&point, args.force)?;
+    crate::fuse::umount(&point, args.force).with_context(|| format!("failed to unmount {}", point.display()))?;
     match server {
         Some(pid) if !args.force => wait_for_end(pid, &point),
         _ => Ok(()),
     }
-}
-
-/// Unmounts; `lazy` detaches a mount in use, which ends with its last user.
-pub fn unmount(point: &Path, lazy: bool) -> anyhow::Result<()> {
-    let flags = if lazy { MntFlags::MNT_DETACH } else { MntFlags::empty() } | MntFlags::UMOUNT_NOFOLLOW;
-    let failed = |why: String| anyhow::anyhow!("failed to unmount {}: {why}", point.display());
-    let refused = match nix::mount::umount2(point, flags) {
-        Ok(()) => return Ok(()),
-        Err(nix::errno::Errno::EPERM) => "no permission".to_string(),
-        Err(error) => return Err(failed(error.desc().to_string())),
-    };
-    // Users unmount what they mounted through the helper of FUSE, which is setuid.
-    for helper in ["fusermount3", "fusermount"] {
-        match Command::new(helper).arg(if lazy { "-uz" } else { "-u" }).arg(point).output() {
-            Ok(output) if output.status.success() => return Ok(()),
-            Ok(output) => return Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_string())),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error).with_context(|| format!("run {helper}")),
-        }
-    }
-    Err(failed(refused))
 }
 
 /// The volume of ours or the peer's that is mounted exactly here, on top.
@@ -183,12 +160,5 @@ mod tests {
     fn numbers_of_stats_are_found_by_their_whole_name() {
         let stats = "juicefs_staging_blocks_x 9\njuicefs_staging_blocks 3\njuicefs_uptime 1.5\n";
         assert_eq!((number(stats, "juicefs_staging_blocks"), number(stats, "missing")), (3, 0));
-    }
-
-    #[test]
-    fn what_is_not_mounted_is_said_so() {
-        let dir = tempfile::tempdir().unwrap();
-        let error = unmount(dir.path(), false).unwrap_err().to_string();
-        assert!(error.starts_with(&format!("failed to unmount {}: ", dir.path().display())), "{error}");
     }
 }

@@ -365,30 +365,35 @@ pub fn umount(point: &Path, lazy: bool) -> Result<(), Fault> {
     let flags = if lazy { MntFlags::MNT_DETACH } else { MntFlags::empty() } | MntFlags::UMOUNT_NOFOLLOW;
     match nix::mount::umount2(point, flags) {
         Ok(()) => Ok(()),
+        // Users unmount what they mounted through the helper of FUSE, which is setuid.
         Err(nix::errno::Errno::EPERM) => umount_with_helper(point, lazy),
         Err(error) => {
             let errno = Errno::from_raw(error as i32);
             let fault = match errno {
-                Errno::EBUSY => Fault::unavailable("unmount"),
-                _ => Fault::config("unmount"),
+                Errno::EBUSY => {
+                    Fault::unavailable("unmount").source("it is in use; end what uses it, or detach it by force")
+                }
+                Errno::EINVAL => Fault::config("unmount").source("nothing is mounted there"),
+                errno => Fault::config("unmount").source(errno),
             };
-            Err(fault.with("point", point.display()).source(errno))
+            Err(fault.with("point", point.display()))
         }
     }
 }
 
 fn umount_with_helper(point: &Path, lazy: bool) -> Result<(), Fault> {
-    let mut command = Command::new("fusermount3");
-    command.arg("-u");
-    if lazy {
-        command.arg("-z");
+    let fault = || Fault::denied("unmount").with("point", point.display());
+    for helper in ["fusermount3", "fusermount"] {
+        let mut command = Command::new(helper);
+        command.arg(if lazy { "-uz" } else { "-u" }).arg("--").arg(point).stdin(Stdio::null());
+        match command.output() {
+            Ok(output) if output.status.success() => return Ok(()),
+            Ok(output) => return Err(fault().source(String::from_utf8_lossy(&output.stderr).trim().to_owned())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(fault().with("helper", helper).source(error)),
+        }
     }
-    let fault = || Fault::denied("unmount with fusermount3").with("point", point.display());
-    let output = command.arg("--").arg(point).stdin(Stdio::null()).output().map_err(|error| fault().source(error))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(fault().source(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
+    Err(fault().source("not permitted, and no fusermount3 or fusermount to ask"))
 }
 
 /// Raises the kernel's read-ahead for the mount; INIT can only lower it. Only root may, and only where sysfs is

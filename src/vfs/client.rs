@@ -32,6 +32,10 @@ const COMPACTIONS_MAX: usize = 10;
 const TICK: Duration = Duration::from_millis(500);
 /// Background work gets this long to end once it is told to.
 const STOP_DEADLINE: Duration = Duration::from_secs(20);
+/// What was written gets this long to reach the store at the end: some tries with their time-outs.
+const FLUSH_DEADLINE: Duration = Duration::from_secs(300);
+/// The last words with the metadata engine.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(10);
 /// Part of the buffer memory that blocks may be kept in after use: most of it may serve readers, and what is being
 /// written or fetched always finds the rest.
 const MEMORY_CACHE_PART: u64 = 2;
@@ -176,7 +180,7 @@ impl Client {
     /// `mount_point` is what others see of this client.
     pub async fn open(uri: &MetaUri, settings: &ClientSettings, mount_point: &str) -> Outcome<Client> {
         let engine = open_engine(uri).await?;
-        let format = load_format(&engine, uri).await?;
+        let format = existing_format(&*engine).await?;
         let access = if settings.read_only { Access::Read } else { Access::Write };
         format
             .admit(access)
@@ -215,9 +219,7 @@ impl Client {
             VfsSettings {
                 read_only: settings.read_only,
                 max_readahead_bytes: settings.readahead_bytes(format.block_bytes()),
-                writeback_cache: false,
                 compactions_max: if settings.read_only { 0 } else { COMPACTIONS_MAX },
-                root_extra: Vec::new(),
             },
         );
         let (exit, gone) = watch::channel(false);
@@ -250,25 +252,34 @@ impl Client {
     }
 
     /// Flushes everything, ends the background work and takes the session out of the volume. The first failure is
-    /// answered after everything has been tried.
+    /// answered after everything has been tried. Each step has a deadline, so that a mount ends although its engine or
+    /// its store is gone; a session left behind is cleaned by another client.
     pub async fn close(self) -> Outcome<()> {
-        let flushed = self.vfs.flush_all().await;
+        let meta = self.vfs.meta().clone();
+        let flushed = in_time("flush what was written", FLUSH_DEADLINE, self.vfs.flush_all()).await;
         self.tasks.stop(STOP_DEADLINE).await;
-        let closed = self.vfs.meta().close_session().await;
-        let synced = outside(self.vfs.meta().engine().sync().await);
+        let closed = in_time("close the session", CLOSE_DEADLINE, meta.close_session()).await;
+        let synced = in_time("sync the metadata", CLOSE_DEADLINE, async { outside(meta.engine().sync().await) }).await;
         flushed.and(closed).and(synced)
     }
 }
 
-/// The format document of the volume; a clear sentence when there is none.
-pub async fn load_format(engine: &Arc<dyn Engine>, uri: &MetaUri) -> Outcome<VolumeFormat> {
-    let setting = crate::meta::format::stored_setting(&**engine).await?.ok_or_else(|| {
-        Fault::config("open volume")
-            .with("meta", uri)
-            .source("database is not formatted, please run `sluice format` first")
-    })?;
-    VolumeFormat::from_json(&setting)
-        .map_err(|error| Fault::corrupt("read the volume's format").with("meta", uri).source(error).into())
+async fn in_time(what: &'static str, limit: Duration, work: impl Future<Output = Outcome<()>>) -> Outcome<()> {
+    let late = |_| Err(Fault::timeout(what).with("limit_s", limit.as_secs()).into());
+    tokio::time::timeout(limit, work).await.unwrap_or_else(late)
+}
+
+/// The format of the volume that an engine holds; `None` when there is no volume.
+pub async fn stored_format(engine: &dyn Engine) -> Outcome<Option<VolumeFormat>> {
+    let Some(setting) = crate::meta::format::stored_setting(engine).await? else { return Ok(None) };
+    let format = VolumeFormat::from_json(&setting);
+    format.map(Some).map_err(|error| Fault::corrupt("read the volume's format").source(error).into())
+}
+
+/// The format of a volume that must exist. Programs look for the first words of what is said when it does not.
+pub async fn existing_format(engine: &dyn Engine) -> Outcome<VolumeFormat> {
+    let missing = "database is not formatted, please run `sluice format ...` first";
+    stored_format(engine).await?.ok_or_else(|| Fault::config("open volume").source(missing).into())
 }
 
 fn judge(meta: &Meta, uuid: &str, news: SessionNews) -> Verdict {

@@ -171,7 +171,7 @@ pub struct Volume {
     pub meta_url: String,
     pub dir: TempDir,
     env: Vec<(String, String)>,
-    _redis: Option<Redis>,
+    redis: Option<Redis>,
 }
 
 impl Volume {
@@ -195,7 +195,7 @@ impl Volume {
         let unique = dir.path().file_name().expect("a name").to_string_lossy().to_lowercase();
         let name = format!("t{}", unique.chars().filter(char::is_ascii_alphanumeric).collect::<String>());
         let env = vec![("ACCESS_KEY".into(), S3_KEY.into()), ("SECRET_KEY".into(), S3_SECRET.into())];
-        Volume { name, meta_url, dir, env, _redis: redis }
+        Volume { name, meta_url, dir, env, redis }
     }
 
     pub fn run_format(&self, binary: impl AsRef<Path>, store: Store, options: &[&str]) {
@@ -216,6 +216,11 @@ impl Volume {
             command.env_remove("META_PASSWORD");
         }
         command
+    }
+
+    /// Kills the server of the metadata, with all that it held.
+    pub fn lose_engine(&mut self) {
+        drop(self.redis.take().expect("an engine with a server"));
     }
 
     /// Runs `sluice` on this volume and answers its standard output.

@@ -47,6 +47,7 @@ macro_rules! on_all_volumes {
 
 mod exerciser;
 mod harness;
+mod life;
 mod peer;
 mod posix;
 mod work;
