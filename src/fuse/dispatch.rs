@@ -321,7 +321,7 @@ impl Dispatcher {
             Request::ReadDir { ino, handle, offset, plus } => Box::pin(async move {
                 let items = match ino == Ino::ROOT && offset >= LISTED_FROM {
                     true => Vec::new(),
-                    false => this.vfs.readdir(ino, handle, offset, plus).await?,
+                    false => this.vfs.readdir(ino, handle, offset).await?,
                 };
                 if items.is_empty() && ino == Ino::ROOT {
                     return this.listing(this.listed_after(offset), plus).await;

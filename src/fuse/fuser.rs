@@ -105,8 +105,9 @@ impl Wishes {
             | InitFlags::FUSE_POSIX_LOCKS
             | InitFlags::FUSE_EXPORT_SUPPORT
             | InitFlags::FUSE_AUTO_INVAL_DATA
+            // Never without: listings are loaded with attributes anyway, and the kernel's own choice (AUTO) asks for
+            // every other part of a large directory without them, so that each entry of it costs a lookup.
             | InitFlags::FUSE_DO_READDIRPLUS
-            | InitFlags::FUSE_READDIRPLUS_AUTO
             | InitFlags::FUSE_PARALLEL_DIROPS
             | InitFlags::FUSE_CACHE_SYMLINKS;
         if options.async_dio {

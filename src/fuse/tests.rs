@@ -31,13 +31,7 @@ async fn volume() -> Arc<Vfs> {
     let cache = BlockCache::in_memory(64 << 20);
     let options = ChunkOptions { block_size: 1 << 20, ..ChunkOptions::default() };
     let data = ChunkStore::new(Arc::new(MemStore::new()), cache, pool, options);
-    let settings = VfsSettings {
-        read_only: false,
-        max_readahead_bytes: 4 << 20,
-        writeback_cache: false,
-        compactions_max: 1,
-        root_extra: Vec::new(),
-    };
+    let settings = VfsSettings { read_only: false, max_readahead_bytes: 4 << 20, compactions_max: 1 };
     Vfs::new(meta, data, settings)
 }
 

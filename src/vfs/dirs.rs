@@ -30,8 +30,6 @@ enum Progress {
 pub struct DirStream {
     dir: Ino,
     parent: Ino,
-    /// Virtual entries that a mount shows in its root, after `.` and `..`.
-    extra: Vec<(Name, Ino, Kind)>,
     items: Vec<DirItem>,
     /// Names seen, kept from the second page on: hash-ordered engines may repeat an entry across pages.
     seen: Option<HashSet<Name>>,
@@ -39,8 +37,8 @@ pub struct DirStream {
 }
 
 impl DirStream {
-    pub fn new(dir: Ino, parent: Ino, extra: Vec<(Name, Ino, Kind)>) -> DirStream {
-        DirStream { dir, parent, extra, items: Vec::new(), seen: None, progress: Progress::Fresh }
+    pub fn new(dir: Ino, parent: Ino) -> DirStream {
+        DirStream { dir, parent, items: Vec::new(), seen: None, progress: Progress::Fresh }
     }
 
     /// Up to `limit` entries after `offset`; empty at the end. Offset 0 starts anew.
@@ -62,9 +60,6 @@ impl DirStream {
         self.progress = Progress::Fresh;
         self.push(Name::stored(*b"."), self.dir, Kind::Directory, None);
         self.push(Name::stored(*b".."), self.parent, Kind::Directory, None);
-        for (name, ino, kind) in self.extra.clone() {
-            self.push(name, ino, kind, None);
-        }
     }
 
     fn push(&mut self, name: Name, ino: Ino, kind: Kind, attr: Option<Attr>) {

@@ -9,23 +9,41 @@ use crate::base::slice::resolve;
 use crate::base::{Attr, ChunkIndex, Errno, Ino, Slice, Timestamp};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// A chunk's list as read, and what is visible of it.
+#[derive(Clone)]
 pub struct ChunkView {
-    pub records: Vec<Slice>,
-    pub pieces: Vec<Slice>,
+    records: Vec<Slice>,
+    /// Worked out by the first reader: writers append to the list many times without looking.
+    pieces: OnceLock<Vec<Slice>>,
 }
 
 impl ChunkView {
     pub fn new(records: Vec<Slice>) -> ChunkView {
-        ChunkView { pieces: resolve(&records), records }
+        ChunkView { records, pieces: OnceLock::new() }
+    }
+
+    pub fn records(&self) -> &[Slice] {
+        &self.records
+    }
+
+    /// What is visible, in order of position.
+    pub fn pieces(&self) -> &[Slice] {
+        self.pieces.get_or_init(|| resolve(&self.records))
+    }
+
+    /// A commit of this client has put more records at the end of the list.
+    pub fn append(&mut self, records: impl IntoIterator<Item = Slice>) {
+        self.records.extend(records);
+        self.pieces.take();
     }
 
     /// The visible pieces inside `[from, to)` of the chunk, cut to it. What no record covers is left out.
     pub fn cut(&self, from: u32, to: u32) -> impl Iterator<Item = Slice> {
-        let first = self.pieces.partition_point(|piece| piece.end() <= u64::from(from));
-        self.pieces[first..].iter().take_while(move |piece| piece.pos < to).map(move |piece| {
+        let pieces = self.pieces();
+        let first = pieces.partition_point(|piece| piece.end() <= u64::from(from));
+        pieces[first..].iter().take_while(move |piece| piece.pos < to).map(move |piece| {
             let skipped = from.saturating_sub(piece.pos);
             let pos = piece.pos + skipped;
             let end = piece.end().min(u64::from(to)) as u32;

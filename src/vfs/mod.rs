@@ -19,7 +19,6 @@ pub mod ops;
 pub mod reader;
 pub mod writer;
 
-use crate::base::Ino;
 use crate::chunk::ChunkStore;
 use crate::meta::Meta;
 use compact::Compactions;
@@ -37,12 +36,8 @@ pub struct VfsSettings {
     pub read_only: bool,
     /// Read-ahead per sequential reader, in bytes; 0 for none.
     pub max_readahead_bytes: u64,
-    /// The kernel merges small writes; write-only handles must then be readable.
-    pub writeback_cache: bool,
     /// Slices compacted in the background at a time; 0 for none.
     pub compactions_max: usize,
-    /// Entries that the root shows besides its own (virtual files, the trash).
-    pub root_extra: Vec<(crate::base::Name, Ino, crate::base::Kind)>,
 }
 
 /// What open answers.

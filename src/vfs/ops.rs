@@ -20,8 +20,9 @@ use std::sync::Arc;
 
 /// Longest symlink target that FUSE can carry, in bytes.
 const SYMLINK_BYTES_MAX: usize = 4095;
-/// Entries answered to one readdir at most; the kernel's buffer holds fewer.
-const READDIR_ENTRIES: usize = 1024;
+/// Entries answered to one readdir at most: about what the kernel's buffer of 32 KiB holds with attributes. What does
+/// not fit is asked for again.
+const READDIR_ENTRIES: usize = 256;
 
 /// Files that were open here before, with the mtime and length they had: the kernel's pages of them are still good
 /// if both are unchanged.
@@ -305,14 +306,13 @@ impl Vfs {
         if !attr.is_dir() {
             return Err(Errno::ENOTDIR.into());
         }
-        let extra = if ino == Ino::ROOT { self.settings.root_extra.clone() } else { Vec::new() };
-        let stream = tokio::sync::Mutex::new(DirStream::new(ino, attr.parent, extra));
+        let stream = tokio::sync::Mutex::new(DirStream::new(ino, attr.parent));
         let handle = self.handles.insert(Open::Dir(Arc::new(DirHandle { ino, stream })));
         Ok(Opened { handle, keep_cache: false, direct_io: false })
     }
 
     /// Entries after `offset`; empty at the end.
-    pub async fn readdir(&self, ino: Ino, handle: Handle, offset: u64, _plus: bool) -> Outcome<Vec<DirItem>> {
+    pub async fn readdir(&self, ino: Ino, handle: Handle, offset: u64) -> Outcome<Vec<DirItem>> {
         let dir = self.handles.dir(handle)?;
         if dir.ino != ino {
             return Err(Errno::EBADF.into());

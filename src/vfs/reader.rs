@@ -59,9 +59,8 @@ impl Vfs {
         if handle.ino != ino {
             return Err(Errno::EBADF.into());
         }
-        if handle.flags & libc::O_ACCMODE == libc::O_WRONLY && !self.settings.writeback_cache {
-            return Err(Errno::EBADF.into());
-        }
+        // A handle opened for writing only may be read: the kernel refuses such a read to a process, and reads itself to
+        // complete pages of its write-back cache.
         let file = &handle.file;
         let wanted_end = off.checked_add(u64::from(len)).ok_or(Errno::EFBIG)?;
         let pending = file.state().overlaps_pending(off, wanted_end);
@@ -136,7 +135,7 @@ impl Vfs {
             state.chunks.insert(index, view.clone());
         }
         drop(state);
-        self.suggest_compaction(file.ino, index, view.records.len(), view.pieces.len());
+        self.suggest_compaction(file.ino, index, view.records().len(), view.pieces().len());
         Ok(view)
     }
 

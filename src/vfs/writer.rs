@@ -6,7 +6,7 @@
 //! file, and every later write, flush and fsync reports it until all handles are closed.
 
 use super::Vfs;
-use super::file::{ChunkView, File, FileState};
+use super::file::{File, FileState};
 use super::handle::Handle;
 use crate::base::{CHUNK_BYTES, ChunkIndex, Errno, Ino, Outcome, Slice, SliceId, Stop, Timestamp};
 use crate::chunk::SliceWriter;
@@ -267,11 +267,10 @@ impl Vfs {
     fn note_commit(&self, file: &Arc<File>, slices: &[(ChunkIndex, Slice)], appended: &AppendedAll) {
         let mut state = file.state();
         for (index, count) in &appended.records {
-            let Some(view) = state.chunks.get(index) else { continue };
-            let ours: Vec<Slice> = slices.iter().filter(|(i, _)| i == index).map(|(_, slice)| *slice).collect();
-            if view.records.len() + ours.len() == *count {
-                let records = view.records.iter().copied().chain(ours).collect();
-                state.chunks.insert(*index, Arc::new(ChunkView::new(records)));
+            let Some(view) = state.chunks.get_mut(index) else { continue };
+            let ours = || slices.iter().filter(|(i, _)| i == index).map(|(_, slice)| *slice);
+            if view.records().len() + ours().count() == *count {
+                Arc::make_mut(view).append(ours());
             } else {
                 // Somebody else changed the list meanwhile: read it afresh next time.
                 state.chunks.remove(index);
