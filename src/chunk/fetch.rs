@@ -38,10 +38,6 @@ pub(super) struct Pilot {
 }
 
 impl Flights {
-    pub fn len(&self) -> usize {
-        self.flying.lock().len()
-    }
-
     /// The flight of `key`, if there is one.
     pub fn find(&self, key: &BlockKey) -> Option<Seat> {
         self.flying.lock().get(key).cloned()
@@ -108,7 +104,7 @@ mod tests {
         pilot.land(Ok(Bytes::from_static(b"abc")));
         assert_eq!(waiting.await.unwrap().unwrap(), "abc");
         assert_eq!(arrive(first).await.unwrap(), "abc");
-        assert_eq!(flights.len(), 0);
+        assert_eq!(flights.flying.lock().len(), 0);
     }
 
     #[tokio::test]

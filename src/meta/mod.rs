@@ -29,6 +29,7 @@ use crate::base::{Attr, Fault, Ino, Outcome, SessionId, Stop, Timestamp};
 use crate::util::clock::SharedClock;
 use bytes::Bytes;
 use engine::{Committed, Engine, EngineError, EngineResult};
+use futures::future::BoxFuture;
 use ids::IdPool;
 use ops::acl::RuleBook;
 use parking_lot::{Mutex, RwLock};
@@ -172,7 +173,10 @@ impl Meta {
 
     /// As `run`, with what the commit reported.
     pub(crate) async fn run_reporting<O: Operation>(&self, op: &O) -> Outcome<(O::Output, Committed)> {
-        let done = txn::drive(&*self.engine, || self.clock.now(), op).await?;
+        // Boxed: see `txn::drive`.
+        let driven: BoxFuture<'_, Outcome<txn::Done<O::Output>>> =
+            Box::pin(txn::drive(&*self.engine, || self.clock.now(), op));
+        let done = driven.await?;
         self.usage.committed(done.usage);
         Ok((done.output, done.committed))
     }

@@ -18,6 +18,7 @@ use crate::base::{
     SliceId, Stop, Timestamp,
 };
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -105,7 +106,10 @@ enum Failed {
 
 async fn attempt<O: Operation>(engine: &dyn Engine, now: Timestamp, op: &O) -> Result<Done<O::Output>, Failed> {
     let mut tx = Tx::new(engine, now);
-    let output = match op.run(&mut tx).await {
+    // Boxed, as in `settle`: a future of one type per operation inside those of the driver and of every caller above
+    // makes the compiler prove the same things about ever larger types, which took minutes of each build.
+    let run: BoxFuture<'_, Outcome<O::Output>> = Box::pin(op.run(&mut tx));
+    let output = match run.await {
         Ok(output) => output,
         // A decision on records of different moments may see a state that never was; so look again before answering
         // with anything but success. One load is one snapshot and cannot mislead.
@@ -128,7 +132,8 @@ async fn settle<O: Operation>(engine: &dyn Engine, now: Timestamp, op: &O) -> Ou
     let mut tries = 0;
     loop {
         let mut tx = Tx::new(engine, now);
-        match op.settle(&mut tx).await {
+        let looked: BoxFuture<'_, Outcome<Settled<O::Output>>> = Box::pin(op.settle(&mut tx));
+        match looked.await {
             Err(_) if tx.conflicted && tries < FAULT_TRIES_MAX => {
                 tries += 1;
                 tokio::time::sleep(conflict_pause(tries)).await;
