@@ -79,11 +79,18 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Changes the count to `bytes`, for a buffer that grew.
+    pub fn bytes(&self) -> usize {
+        self.bytes as usize
+    }
+
+    /// Changes the count to `bytes`, for a buffer that grew or was cut.
     pub fn resize(&mut self, bytes: usize) {
-        let bytes = bytes as u64;
-        self.budget.held.fetch_add(bytes.wrapping_sub(self.bytes), Ordering::Relaxed);
+        let (before, bytes) = (self.bytes, bytes as u64);
+        self.budget.held.fetch_add(bytes.wrapping_sub(before), Ordering::Relaxed);
         self.bytes = bytes;
+        if bytes < before {
+            self.budget.wake();
+        }
     }
 }
 
@@ -103,6 +110,7 @@ mod tests {
         let budget = Budget::new(100);
         let mut charge = budget.charge(10);
         charge.resize(100);
+        assert_eq!(charge.bytes(), 100);
         let fault = budget.wait_for_room(Duration::from_millis(20)).await.expect_err("the budget is used up");
         assert_eq!(fault.kind(), crate::base::FaultKind::Timeout);
 
@@ -111,9 +119,11 @@ mod tests {
             tokio::join!(a.wait_for_room(Duration::from_secs(9)), b.wait_for_room(Duration::from_secs(9)))
         });
         tokio::task::yield_now().await;
-        drop(charge);
+        // Room comes from a buffer that is cut as from one that goes.
+        charge.resize(99);
         let (one, two) = both.await.expect("the waiter runs to its end");
         assert!(one.is_ok() && two.is_ok());
+        drop(charge);
         assert_eq!(budget.used(), 0);
     }
 }

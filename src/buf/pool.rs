@@ -1,5 +1,9 @@
 //! Buffers of blocks: counted against the budget, reused while the data flows, given back when it stops.
 //!
+//! A block to be read counts whole from the start; of one that is written, what is filled counts: the rest is address
+//! space that no memory stands behind yet. A block that is finished short moves to memory of its own size, because a cache may keep it for long: blocks of 70 KiB that each
+//! held on to a buffer of 4 MiB once filled the budget, and writers waited for room that nobody was going to make.
+//!
 //! A fresh 4 MiB buffer costs a thousand page faults, about as much time as filling it, so a few whole-block buffers
 //! are kept for reuse. They are kept only while blocks are moving: a mount at rest holds none. Small buffers are left
 //! to the allocator.
@@ -18,6 +22,8 @@ const KEPT_BYTES_MAX: usize = 32 << 20;
 const KEPT_IDLE: Duration = Duration::from_secs(2);
 /// A block that begins smaller than this starts small and grows; one that begins larger gets its full size at once.
 const SMALL_BYTES: usize = 64 << 10;
+/// What is filled is counted in steps of this.
+const CHARGE_STEP: usize = 64 << 10;
 
 /// Where block buffers come from and go back to.
 pub struct Pool {
@@ -45,18 +51,14 @@ impl Pool {
 
     /// An empty buffer for `capacity` bytes.
     pub fn take(self: &Arc<Pool>, capacity: usize) -> BlockBuf {
-        BlockBuf {
-            bytes: self.memory(capacity),
-            charge: self.budget.charge(capacity),
-            capacity,
-            pool: Arc::downgrade(self),
-        }
+        let charge = self.budget.charge(capacity);
+        BlockBuf { bytes: self.memory(capacity), charge, capacity, pool: Arc::downgrade(self) }
     }
 
     /// An empty buffer that may grow to `capacity` bytes and begins with room for `first`.
     pub fn take_growing(self: &Arc<Pool>, first: usize, capacity: usize) -> BlockBuf {
         let room = if first > SMALL_BYTES { capacity } else { capacity.min(first.next_power_of_two().max(4096)) };
-        BlockBuf { bytes: self.memory(room), charge: self.budget.charge(room), capacity, pool: Arc::downgrade(self) }
+        BlockBuf { bytes: self.memory(room), charge: self.budget.charge(0), capacity, pool: Arc::downgrade(self) }
     }
 
     fn memory(&self, capacity: usize) -> Vec<u8> {
@@ -148,6 +150,7 @@ impl BlockBuf {
         let over = data.len().min(self.bytes.len() - at);
         self.bytes[at..at + over].copy_from_slice(&data[..over]);
         self.bytes.extend_from_slice(&data[over..]);
+        self.count();
     }
 
     /// Adds `data` at the end. For landing several pieces in one block: the caller counts the copy.
@@ -156,6 +159,7 @@ impl BlockBuf {
         assert!(end <= self.capacity, "append up to {end} in a block of {} bytes", self.capacity);
         self.make_room(end);
         self.bytes.extend_from_slice(data);
+        self.count();
     }
 
     /// Lets `fill` write up to `len` bytes at the end and takes in as many as it says it wrote.
@@ -172,6 +176,7 @@ impl BlockBuf {
         assert!(n <= len, "{n} bytes filled where {len} were asked for");
         // SAFETY: `fill` reports that it initialised the first `n` bytes of the spare room, and n ≤ len.
         unsafe { self.bytes.set_len(self.bytes.len() + n) };
+        self.count();
         Ok(n)
     }
 
@@ -180,6 +185,15 @@ impl BlockBuf {
         assert!(len <= self.capacity, "resize to {len} in a block of {} bytes", self.capacity);
         self.make_room(len);
         self.bytes.resize(len, 0);
+        self.count();
+    }
+
+    /// Charges for what is filled now. Memory once filled stays counted until the buffer is finished.
+    fn count(&mut self) {
+        if self.bytes.len() > self.charge.bytes() {
+            let step = self.bytes.len().next_multiple_of(CHARGE_STEP);
+            self.charge.resize(step.min(self.bytes.capacity()));
+        }
     }
 
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
@@ -197,13 +211,32 @@ impl BlockBuf {
             None => Vec::with_capacity(room),
         };
         grown.extend_from_slice(&self.bytes);
-        self.charge.resize(room);
         self.bytes = grown;
     }
 
     /// The filled part, shared from now on.
-    pub fn freeze(self) -> Bytes {
-        if self.bytes.is_empty() { Bytes::new() } else { Bytes::from_owner(self) }
+    pub fn freeze(mut self) -> Bytes {
+        if self.bytes.is_empty() {
+            return Bytes::new();
+        }
+        let len = self.bytes.len();
+        if len < self.bytes.capacity() / 4 * 3 {
+            let exact = self.bytes.as_slice().to_vec();
+            super::copied(len);
+            self.release(exact);
+        }
+        self.charge.resize(len);
+        Bytes::from_owner(self)
+    }
+
+    /// Puts `bytes` in place of the memory held so far, which may serve another block.
+    fn release(&mut self, bytes: Vec<u8>) {
+        let old = std::mem::replace(&mut self.bytes, bytes);
+        if old.capacity() >= KEPT_BYTES_MIN
+            && let Some(pool) = self.pool.upgrade()
+        {
+            pool.give_back(old);
+        }
     }
 }
 
@@ -215,11 +248,7 @@ impl AsRef<[u8]> for BlockBuf {
 
 impl Drop for BlockBuf {
     fn drop(&mut self) {
-        if self.bytes.capacity() >= KEPT_BYTES_MIN
-            && let Some(pool) = self.pool.upgrade()
-        {
-            pool.give_back(std::mem::take(&mut self.bytes));
-        }
+        self.release(Vec::new());
     }
 }
 
@@ -238,11 +267,13 @@ mod tests {
         assert!(pool.budget().used() <= 4096, "a small block takes little memory");
         buf.write_at(200_000, b"!");
         assert_eq!(buf.len(), 200_001);
+        let room = pool.budget().used();
+        assert!((200_001..300_000).contains(&room), "what is filled counts: {room}");
         let bytes = buf.freeze();
-        assert_eq!(pool.budget().used(), 1 << 20);
+        assert_eq!(pool.budget().used(), 200_001, "a finished block holds no more than its bytes");
         let part = bytes.slice(..1);
         drop(bytes);
-        assert_eq!(pool.budget().used(), 1 << 20, "a part keeps the whole");
+        assert_eq!(pool.budget().used(), 200_001, "a part keeps the whole");
         drop(part);
         assert_eq!(pool.budget().used(), 0);
     }

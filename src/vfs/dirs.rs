@@ -47,7 +47,8 @@ impl DirStream {
             self.rewind();
         }
         let from = usize::try_from(offset).unwrap_or(usize::MAX);
-        while self.items.len() <= from && !matches!(self.progress, Progress::End) {
+        // `.` and `..` do not make an answer of their own: the kernel would have to come again for the first entry.
+        while self.items.len() <= from.max(2) && !matches!(self.progress, Progress::End) {
             self.load(meta).await?;
         }
         let items = self.items.get(from..).unwrap_or(&[]);

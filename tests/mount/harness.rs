@@ -33,15 +33,6 @@ pub fn skip(why: &str) {
     eprintln!("SKIPPED: {why}");
 }
 
-/// Whether tests that take many minutes in an unoptimised build are to run.
-pub fn long_tests_wanted(what: &str) -> bool {
-    let wanted = std::env::var_os("SLUICE_TEST_LONG").is_some();
-    if !wanted {
-        eprintln!("SKIPPED: {what} takes many minutes; SLUICE_TEST_LONG=1 runs it");
-    }
-    wanted
-}
-
 /// A program of the system, or of the test environment that `tools/test.sh` makes.
 pub fn program(name: &str) -> Option<PathBuf> {
     let extra = std::env::var_os("SLUICE_TEST_BIN").map(PathBuf::from);
