@@ -12,6 +12,9 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+/// Nice value of a mount; only root may go below zero.
+const PRIORITY: libc::c_int = -19;
+
 #[derive(clap::Args)]
 pub struct Args {
     /// Where the metadata is
@@ -131,6 +134,11 @@ fn prepare(args: &Args, request: &MountRequest, in_background: bool) -> anyhow::
         if unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) } != 0 {
             tracing::warn!("transparent huge pages stay on: {}", std::io::Error::last_os_error());
         }
+    }
+    // Whoever uses the volume waits for this process as for the kernel, so it goes before them; the peer asks for the same.
+    // SAFETY: a call with plain numbers; threads that are started later inherit the priority.
+    if unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, PRIORITY) } != 0 {
+        tracing::debug!("the priority stays as it is: {}", std::io::Error::last_os_error());
     }
     if in_background {
         // So that the file system that the command was typed in can be unmounted.
