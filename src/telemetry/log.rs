@@ -55,6 +55,9 @@ pub fn start(settings: &LogSettings) {
     let others = settings.level.min(LevelFilter::WARN);
     let filter = Targets::new()
         .with_default(others)
+        // It calls an error that the kernel takes no reply to a request whose caller was killed, or to a mount that is
+        // gone; neither is one.
+        .with_target("fuser::reply", LevelFilter::OFF)
         // In unoptimised builds it calls every upload that is given up, as by an unmount amid a compaction, a bug.
         .with_target("opendal_core::layers::complete", LevelFilter::ERROR)
         .with_target("sluicefs", settings.level)

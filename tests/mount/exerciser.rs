@@ -28,8 +28,10 @@ struct Exerciser {
 /// What is written is cut from this much random data, which is made once.
 const NOISE_BYTES: usize = 1 << 20;
 
-/// Runs `operations` random operations on a new file in `dir`.
+/// Runs `operations` random operations on new files in `dir`, or as many as `SLUICE_EXERCISE_OPERATIONS` says.
 pub fn exercise(dir: &Path, operations: usize) {
+    let wanted = std::env::var("SLUICE_EXERCISE_OPERATIONS").ok().and_then(|n| n.parse().ok());
+    let operations = wanted.unwrap_or(operations);
     let seed = std::env::var("SLUICE_EXERCISE_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(rand::random);
     println!("SLUICE_EXERCISE_SEED={seed}");
     let mut random = StdRng::seed_from_u64(seed);

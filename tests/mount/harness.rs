@@ -161,6 +161,8 @@ pub struct Volume {
     pub name: String,
     pub meta_url: String,
     pub dir: TempDir,
+    /// Where it was formatted to keep its objects.
+    pub store: Store,
     env: Vec<(String, String)>,
     redis: Option<Redis>,
 }
@@ -168,7 +170,7 @@ pub struct Volume {
 impl Volume {
     /// A fresh volume; `options` go to `format`.
     pub fn format(engine: Engine, store: Store, options: &[&str]) -> Volume {
-        let volume = Volume::unformatted(engine);
+        let volume = Volume { store, ..Volume::unformatted(engine) };
         volume.run_format(SLUICE, store, options);
         volume
     }
@@ -186,7 +188,7 @@ impl Volume {
         let unique = dir.path().file_name().expect("a name").to_string_lossy().to_lowercase();
         let name = format!("t{}", unique.chars().filter(char::is_ascii_alphanumeric).collect::<String>());
         let env = vec![("ACCESS_KEY".into(), S3_KEY.into()), ("SECRET_KEY".into(), S3_SECRET.into())];
-        Volume { name, meta_url, dir, env, redis }
+        Volume { name, meta_url, dir, store: Store::File, env, redis }
     }
 
     pub fn run_format(&self, binary: impl AsRef<Path>, store: Store, options: &[&str]) {

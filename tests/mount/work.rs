@@ -1,12 +1,14 @@
 //! Real work on a mount: what people do with a file system, on both engines and both stores.
 
 use crate::exerciser::exercise;
-use crate::harness::{Mount, Volume, run, sh};
+use crate::harness::{Mount, Store, Volume, run, sh};
 use std::path::Path;
 use std::process::Command;
 
-/// On each of the four kinds of volume; 200,000 in all.
-const RANDOM_OPERATIONS: usize = 50_000;
+/// Minutes of work in an unoptimised build, since nearly every one leads to a request to the store. `exercise` tells how
+/// to run more.
+const RANDOM_OPERATIONS_FILE: usize = 20_000;
+const RANDOM_OPERATIONS_S3: usize = 3_000;
 
 on_all_volumes! {
     trees needs ["git", "rsync", "tar"] => super::copy_trees;
@@ -22,7 +24,10 @@ on_all_volumes! {
 fn finish(volume: &Volume, mount: Mount) {
     mount.umount();
     let log = mount.log_text();
-    let loud: Vec<&str> = log.lines().filter(|l| l.contains("<ERROR>") || l.contains("<WARNING>")).collect();
+    // A request that a busy store refused once is tried again and loses nothing.
+    let harmless = |line: &str| line.contains("will be tried again");
+    let loud = |line: &&str| (line.contains("<ERROR>") || line.contains("<WARNING>")) && !harmless(line);
+    let loud: Vec<&str> = log.lines().filter(loud).collect();
     assert!(loud.is_empty(), "the log has unexpected lines:\n{}", loud.join("\n"));
     volume.sluice(&["status", &volume.meta_url]);
 }
@@ -140,7 +145,8 @@ with open("mapped", "rb") as f:
 
 fn random_operations(volume: &Volume) {
     let mount = volume.mount(&[]);
-    exercise(&mount.point, RANDOM_OPERATIONS);
+    let operations = if volume.store == Store::File { RANDOM_OPERATIONS_FILE } else { RANDOM_OPERATIONS_S3 };
+    exercise(&mount.point, operations);
     finish(volume, mount);
 }
 
