@@ -1,8 +1,9 @@
 //! Buffers of blocks: counted against the budget, reused while the data flows, given back when it stops.
 //!
 //! A block to be read counts whole from the start; of one that is written, what is filled counts: the rest is address
-//! space that no memory stands behind yet. A block that is finished short moves to memory of its own size, because a cache may keep it for long: blocks of 70 KiB that each
-//! held on to a buffer of 4 MiB once filled the budget, and writers waited for room that nobody was going to make.
+//! space that no memory stands behind yet. A block that is finished short moves to memory of its own size, because a
+//! cache may keep it for long: blocks of 70 KiB that each held on to a buffer of 4 MiB once filled the budget, and
+//! writers waited for room that nobody was going to make.
 //!
 //! A fresh 4 MiB buffer costs a thousand page faults, about as much time as filling it, so a few whole-block buffers
 //! are kept for reuse. They are kept only while blocks are moving: a mount at rest holds none. Small buffers are left

@@ -106,8 +106,7 @@ enum Failed {
 
 async fn attempt<O: Operation>(engine: &dyn Engine, now: Timestamp, op: &O) -> Result<Done<O::Output>, Failed> {
     let mut tx = Tx::new(engine, now);
-    // Boxed, as in `settle`: a future of one type per operation inside those of the driver and of every caller above
-    // makes the compiler prove the same things about ever larger types, which took minutes of each build.
+    // Boxed, as in `settle`, so that the future of an operation is no part of the types of the driver and its callers.
     let run: BoxFuture<'_, Outcome<O::Output>> = Box::pin(op.run(&mut tx));
     let output = match run.await {
         Ok(output) => output,
