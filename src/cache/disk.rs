@@ -443,7 +443,10 @@ impl Directory {
                     None => continue,
                 }
             };
-            if let Err(e) = self.write(key, &block) {
+            // What was queued before the directory failed too often is not tried on it either.
+            if self.is_resting() {
+                self.metrics.drops.fetch_add(1, Ordering::Relaxed);
+            } else if let Err(e) = self.write(key, &block) {
                 self.failed("write a block", &e);
             }
             // Readers find it on the disk from now on, or in the store.

@@ -27,6 +27,11 @@ use tokio::sync::Semaphore;
 /// Longest wait of a load for buffer memory. The budget is soft: after this a reader goes on anyway, since it cannot
 /// know whether those who hold the memory wait for it.
 const ROOM_WAIT_MAX: Duration = Duration::from_secs(1);
+/// Full blocks on their way to a local directory beyond which writers wait. A directory takes blocks as fast as the
+/// processor copies them, so more only means more memory to fault in: sequential writes of 512 MiB with fsync were
+/// 1.4 times as fast with 48 MiB under way as with 300, at 0.6 of the CPU time (2 cores). A remote store is another
+/// matter; what it takes is bounded by the buffer memory.
+const LOCAL_UPLOADS_MAX: u64 = 8;
 /// Codec work on less than this is done where it comes up; more goes to a thread of its own.
 const CODEC_INLINE_BYTES: usize = 8 << 10;
 /// Removals of one slice at a time; the store's own limit is below.
@@ -101,6 +106,8 @@ struct Inner {
     /// Prefetches queued or running; a handful.
     prefetches: Mutex<Vec<BlockKey>>,
     readahead: Arc<Semaphore>,
+    /// Bytes of full blocks under way to the store.
+    uploading: Arc<Budget>,
     metrics: ChunkMetrics,
     /// Where background work runs; the caller may be a thread outside the runtime.
     runtime: Handle,
@@ -110,8 +117,11 @@ impl ChunkStore {
     /// Must be called inside the runtime that background work is to run on. `objects` is the whole stack, `pool` the
     /// one its local stores read into.
     pub fn new(objects: SharedStore, cache: Arc<BlockCache>, pool: Arc<Pool>, options: ChunkOptions) -> ChunkStore {
+        let local = objects.capabilities().local;
+        let uploading_max = if local { LOCAL_UPLOADS_MAX * u64::from(options.block_size) } else { u64::MAX };
         ChunkStore {
             inner: Arc::new(Inner {
+                uploading: Budget::new(uploading_max),
                 objects,
                 cache,
                 pool,
@@ -134,7 +144,7 @@ impl ChunkStore {
         self.inner.options.block_size
     }
 
-    /// The memory that data in flight and the memory cache share. Writers wait here before they take in more.
+    /// The memory that data in flight and the memory cache share.
     pub fn budget(&self) -> &Arc<Budget> {
         self.inner.pool.budget()
     }
@@ -145,6 +155,21 @@ impl ChunkStore {
 
     pub fn metrics(&self) -> &ChunkMetrics {
         &self.inner.metrics
+    }
+
+    /// Whether writers may take in more: there is buffer memory, and the store keeps up.
+    pub fn takes_writes(&self) -> bool {
+        self.budget().has_room() && self.inner.uploading.has_room()
+    }
+
+    /// Waits until [`ChunkStore::takes_writes`], at most for about `deadline`.
+    pub async fn wait_to_write(&self, deadline: Duration) -> Result<(), Fault> {
+        self.budget().wait_for_room(deadline).await?;
+        self.inner.uploading.wait_for_room(deadline).await
+    }
+
+    pub(super) fn uploading(&self) -> &Arc<Budget> {
+        &self.inner.uploading
     }
 
     pub(super) fn pool(&self) -> &Arc<Pool> {

@@ -8,7 +8,7 @@
 use super::store::ChunkStore;
 use super::{SLICE_BYTES_MAX, layout};
 use crate::base::{Fault, SliceId};
-use crate::buf::BlockBuf;
+use crate::buf::{BlockBuf, Payload};
 use crate::cache::BlockKey;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -125,6 +125,26 @@ impl SliceWriter {
         &mut self.blocks[at]
     }
 
+    /// A copy of `[pos, pos + len)` as written so far; `None` when the range lies outside or blocks of it belong to the
+    /// uploader already.
+    pub fn copy(&self, pos: u32, len: u32) -> Option<Payload> {
+        let block_size = self.store.block_size();
+        let end = pos.checked_add(len).filter(|end| *end <= self.len)?;
+        let mut out = Payload::new();
+        let mut at = pos;
+        while at < end {
+            let (index, inside) = (at / block_size, at % block_size);
+            let n = (end - at).min(block_size - inside) as usize;
+            let block = self.blocks.get(index.checked_sub(self.handed)? as usize)?;
+            let mut piece = self.store.pool().take(n);
+            piece.append(&block.as_slice()[inside as usize..inside as usize + n]);
+            crate::buf::copied(n);
+            out.push(piece.freeze());
+            at += n as u32;
+        }
+        Some(out)
+    }
+
     fn hand_over_full(&mut self) {
         let Some(id) = self.id else { return };
         let block_size = self.store.block_size();
@@ -137,7 +157,12 @@ impl SliceWriter {
     }
 
     fn hand_over(&mut self, key: BlockKey, block: BlockBuf) {
+        let under_way = self.store.uploading().charge(key.size as usize);
         let upload = upload(self.store.clone(), key, block, self.failed.clone());
+        let upload = async move {
+            let _under_way = under_way;
+            upload.await
+        };
         self.uploads.push((key, Some(self.store.runtime().spawn(upload))));
     }
 

@@ -3,15 +3,9 @@
 //! Needs `/dev/fuse` and the right to mount; where either is missing the test says so and passes.
 
 use super::{AccessLog, Fuse, Mounted, Options};
-use crate::buf::{Budget, Pool};
-use crate::cache::BlockCache;
-use crate::chunk::{ChunkOptions, ChunkStore};
-use crate::meta::engine::mem::MemEngine;
-use crate::meta::{Meta, MetaSettings, Rules};
-use crate::object::mem::MemStore;
 use crate::util::clock::SystemClock;
 use crate::vfs::control::{Control, ControlSettings};
-use crate::vfs::{Vfs, VfsSettings};
+use crate::vfs::tests::volume;
 use std::ffi::CString;
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -21,19 +15,6 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-
-async fn volume() -> Arc<Vfs> {
-    let rules = Rules { trash_days: 0, capacity_bytes: 0, inodes_max: 0, acl: false, dir_stats: true };
-    let settings = MetaSettings { read_only: false, skip_dir_mtime: Duration::ZERO };
-    let meta = Meta::new(Arc::new(MemEngine::default()), Arc::new(SystemClock), settings, rules);
-    meta.format(b"{}").await.unwrap();
-    let pool = Pool::new(Budget::new(256 << 20));
-    let cache = BlockCache::in_memory(64 << 20);
-    let options = ChunkOptions { block_size: 1 << 20, ..ChunkOptions::default() };
-    let data = ChunkStore::new(Arc::new(MemStore::new()), cache, pool, options);
-    let settings = VfsSettings { read_only: false, max_readahead_bytes: 4 << 20, compactions_max: 1 };
-    Vfs::new(meta, data, settings)
-}
 
 async fn mount(point: &Path) -> Option<Mounted> {
     if !Path::new("/dev/fuse").exists() || !nix::unistd::geteuid().is_root() {

@@ -173,7 +173,7 @@ impl Meta {
 
     /// As `run`, with what the commit reported.
     pub(crate) async fn run_reporting<O: Operation>(&self, op: &O) -> Outcome<(O::Output, Committed)> {
-        // Boxed: see `txn::drive`.
+        // Boxed, so that the future of an operation is no part of the types of all who call it.
         let driven: BoxFuture<'_, Outcome<txn::Done<O::Output>>> =
             Box::pin(txn::drive(&*self.engine, || self.clock.now(), op));
         let done = driven.await?;

@@ -18,7 +18,6 @@ use crate::base::{
     SliceId, Stop, Timestamp,
 };
 use bytes::Bytes;
-use futures::future::BoxFuture;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -106,9 +105,7 @@ enum Failed {
 
 async fn attempt<O: Operation>(engine: &dyn Engine, now: Timestamp, op: &O) -> Result<Done<O::Output>, Failed> {
     let mut tx = Tx::new(engine, now);
-    // Boxed, as in `settle`, so that the future of an operation is no part of the types of the driver and its callers.
-    let run: BoxFuture<'_, Outcome<O::Output>> = Box::pin(op.run(&mut tx));
-    let output = match run.await {
+    let output = match op.run(&mut tx).await {
         Ok(output) => output,
         // A decision on records of different moments may see a state that never was; so look again before answering
         // with anything but success. One load is one snapshot and cannot mislead.
@@ -131,8 +128,7 @@ async fn settle<O: Operation>(engine: &dyn Engine, now: Timestamp, op: &O) -> Ou
     let mut tries = 0;
     loop {
         let mut tx = Tx::new(engine, now);
-        let looked: BoxFuture<'_, Outcome<Settled<O::Output>>> = Box::pin(op.settle(&mut tx));
-        match looked.await {
+        match op.settle(&mut tx).await {
             Err(_) if tx.conflicted && tries < FAULT_TRIES_MAX => {
                 tries += 1;
                 tokio::time::sleep(conflict_pause(tries)).await;

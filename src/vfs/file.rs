@@ -7,6 +7,7 @@
 use super::writer::Pending;
 use crate::base::slice::resolve;
 use crate::base::{Attr, ChunkIndex, Errno, Ino, Slice, Timestamp};
+use crate::buf::Payload;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, OnceLock};
@@ -139,10 +140,36 @@ impl FileState {
         self.pending.iter().map(Pending::end).max().unwrap_or(0)
     }
 
-    /// Whether `[from, to)` holds bytes that are not committed yet.
-    pub fn overlaps_pending(&self, from: u64, to: u64) -> bool {
-        self.pending.iter().any(|slice| slice.start() < to && from < slice.end())
+    /// What `[from, to)` shows of bytes that are not committed yet.
+    pub fn uncommitted(&self, from: u64, to: u64) -> Uncommitted {
+        let mut copies = Vec::new();
+        // Newer slices lie over older ones, so an older one shows only where the newer ones left gaps.
+        let mut gaps = vec![from..to];
+        for slice in self.pending.iter().rev() {
+            let mut left = Vec::with_capacity(gaps.len() + 1);
+            for gap in gaps {
+                let (start, end) = (gap.start.max(slice.start()), gap.end.min(slice.end()));
+                if start >= end {
+                    left.push(gap);
+                    continue;
+                }
+                let Some(copy) = slice.copy(start, end) else { return Uncommitted::Leaving };
+                copies.push((start, copy));
+                left.extend([gap.start..start, end..gap.end].into_iter().filter(|rest| !rest.is_empty()));
+            }
+            gaps = left;
+        }
+        copies.sort_unstable_by_key(|(start, _)| *start);
+        Uncommitted::Copied(copies)
     }
+}
+
+/// Uncommitted bytes of a range.
+pub enum Uncommitted {
+    /// All that shows of them, with their offsets in the file: in order, without overlap. Empty when there are none.
+    Copied(Vec<(u64, Payload)>),
+    /// Some of them are on their way to the store and must be waited for.
+    Leaving,
 }
 
 const SHARDS: usize = 16;
@@ -194,13 +221,5 @@ impl Files {
     pub fn dirty(&self) -> Vec<Arc<File>> {
         let all = self.shards.iter().flat_map(|shard| shard.lock().values().cloned().collect::<Vec<_>>());
         all.filter(|file| !file.state().pending.is_empty()).collect()
-    }
-
-    pub fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock().len()).sum()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 }

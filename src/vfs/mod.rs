@@ -17,6 +17,8 @@ pub mod handle;
 pub mod locks;
 pub mod ops;
 pub mod reader;
+#[cfg(test)]
+pub(crate) mod tests;
 pub mod writer;
 
 use crate::chunk::ChunkStore;

@@ -1,11 +1,15 @@
 //! Reading: a range of a file becomes pieces of slices, the pieces become one `Payload`; and read-ahead.
+//!
+//! Bytes that this client wrote and has not committed yet lie over the committed ones. They are copied from the slices
+//! that still grow; a read of what is being uploaded waits for its commit.
 
 use super::Vfs;
-use super::file::{ChunkView, File};
+use super::file::{ChunkView, File, Uncommitted};
 use super::handle::{FileHandle, Handle};
 use crate::base::{CHUNK_BYTES, ChunkIndex, Errno, Fault, FaultKind, Ino, Outcome, Slice};
 use crate::buf::Payload;
-use futures::future::join_all;
+use futures::future::{join_all, try_join_all};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,11 +20,17 @@ const STALE_TRIES_MAX: u32 = 5;
 /// access.
 const REORDER_BYTES: u64 = 1 << 20;
 
+/// Reading that begins inside a file counts as sequential once it went on for this long. Random readers of records
+/// often take them in a few requests in a row (mapped files: one for each page), and would fetch megabytes for each.
+const RUN_BYTES_MIN: u64 = 256 << 10;
+
 /// How a handle is being read.
 #[derive(Debug, Default)]
 pub struct ReadAhead {
     /// Where a sequential reader would go on.
     expected: u64,
+    /// Where reading in a row began.
+    run_start: u64,
     /// Bytes to hold ready beyond the reader; 0 while reading looks random.
     window_bytes: u64,
     /// What has been asked for already ends here.
@@ -35,11 +45,14 @@ impl ReadAhead {
             && end + REORDER_BYTES >= self.expected
             && (off != 0 || self.expected == 0);
         if !sequential {
-            *self = ReadAhead { expected: end, window_bytes: 0, requested: end };
+            *self = ReadAhead { expected: end, run_start: off, window_bytes: 0, requested: end };
             return None;
         }
         self.expected = self.expected.max(end);
-        // The first read at the start, or a second one in a row, opens the window; each further one doubles it.
+        // A file that is read from its start is mostly read to its end.
+        if self.run_start > 0 && self.expected - self.run_start < RUN_BYTES_MIN {
+            return None;
+        }
         self.window_bytes = if self.window_bytes == 0 { block } else { self.window_bytes * 2 }.min(window_max);
         let target = end + self.window_bytes;
         let from = self.requested.max(end);
@@ -63,18 +76,49 @@ impl Vfs {
         // complete pages of its write-back cache.
         let file = &handle.file;
         let wanted_end = off.checked_add(u64::from(len)).ok_or(Errno::EFBIG)?;
-        let pending = file.state().overlaps_pending(off, wanted_end);
-        if pending {
-            self.flush_file(file).await?;
-        }
-        let length = file.state().length;
-        let end = wanted_end.min(length);
+        let (mut end, uncommitted) = {
+            let state = file.state();
+            let end = wanted_end.min(state.length);
+            (end, if off < end { state.uncommitted(off, end) } else { Uncommitted::Copied(Vec::new()) })
+        };
+        let copies = match uncommitted {
+            Uncommitted::Copied(copies) => copies,
+            Uncommitted::Leaving => {
+                self.flush_file(file).await?;
+                end = wanted_end.min(file.state().length);
+                Vec::new()
+            }
+        };
         if off >= end {
             return Ok(Payload::new());
         }
-        let payload = self.read_range(file, off, end).await?;
-        self.read_ahead(&handle, off, end, length);
+        let payload = self.read_around(file, off, end, copies).await?;
+        self.read_ahead(&handle, off, end);
         Ok(payload)
+    }
+
+    /// Bytes of `[off, end)`: the copies where there are any, what is committed between them.
+    async fn read_around(&self, file: &Arc<File>, off: u64, end: u64, copies: Vec<(u64, Payload)>) -> Outcome<Payload> {
+        if copies.is_empty() {
+            return self.read_range(file, off, end).await;
+        }
+        let mut gaps = Vec::new();
+        let mut at = off;
+        for (start, copy) in &copies {
+            gaps.push(at..*start);
+            at = start + copy.len() as u64;
+        }
+        gaps.push(at..end);
+        let fetch = |gap: Range<u64>| async move {
+            if gap.is_empty() { Ok(Payload::new()) } else { self.read_range(file, gap.start, gap.end).await }
+        };
+        let mut fetched = try_join_all(gaps.into_iter().map(fetch)).await?.into_iter();
+        let mut out = fetched.next().expect("a gap before each copy");
+        for ((_, copy), after) in copies.into_iter().zip(fetched) {
+            out.append(copy);
+            out.append(after);
+        }
+        Ok(out)
     }
 
     async fn read_range(&self, file: &Arc<File>, off: u64, end: u64) -> Outcome<Payload> {
@@ -160,12 +204,13 @@ impl Vfs {
         Ok(out)
     }
 
-    fn read_ahead(&self, handle: &Arc<FileHandle>, off: u64, end: u64, length: u64) {
+    fn read_ahead(&self, handle: &Arc<FileHandle>, off: u64, end: u64) {
         let window_max = self.settings.max_readahead_bytes;
         if window_max == 0 {
             return;
         }
         let block = u64::from(self.data.block_size());
+        let length = handle.file.state().length;
         let range = handle.read_ahead.lock().advance(off, end - off, block, window_max);
         let Some((from, to)) = range.map(|(from, to)| (from, to.min(length))).filter(|(from, to)| from < to) else {
             return;
@@ -200,6 +245,18 @@ mod tests {
         assert_eq!(ahead.advance(128 << 10, 128 << 10, B, 8 * B), Some(((128 << 10) + B, (256 << 10) + 2 * B)));
         assert_eq!(ahead.advance(100 * B, 4096, B, 8 * B), None);
         assert_eq!(ahead.advance(50 * B, 4096, B, 8 * B), None);
+        // Records of 64 KiB, page by page; then a reader that goes on.
+        for record in [300, 700, 200] {
+            for page in 0..16 {
+                assert_eq!(ahead.advance(record * B + page * 4096, 4096, B, 8 * B), None);
+            }
+        }
+        let from = 200 * B + (64 << 10);
+        assert_eq!(ahead.advance(from, 128 << 10, B, 8 * B), None);
+        assert_eq!(
+            ahead.advance(from + (128 << 10), 128 << 10, B, 8 * B),
+            Some((from + (256 << 10), from + (256 << 10) + B))
+        );
         let mut limited = ReadAhead::default();
         for i in 0..64 {
             limited.advance(i * (1 << 20), 1 << 20, B, 2 * B);

@@ -9,6 +9,7 @@ use super::Vfs;
 use super::file::{File, FileState};
 use super::handle::Handle;
 use crate::base::{CHUNK_BYTES, ChunkIndex, Errno, Ino, Outcome, Slice, SliceId, Stop, Timestamp};
+use crate::buf::Payload;
 use crate::chunk::SliceWriter;
 use crate::meta::ops::slices::AppendedAll;
 use bytes::Bytes;
@@ -25,7 +26,7 @@ const IDLE_MAX: Duration = Duration::from_secs(1);
 const GROWING_MAX: usize = 4;
 /// Uncommitted slices of a file beyond which writers wait for commits.
 const PENDING_MAX: usize = 800;
-/// A writer that finds no buffer memory for this long is refused.
+/// A writer that finds no buffer memory, or a store that takes nothing, for this long is refused.
 const MEMORY_WAIT_MAX: Duration = Duration::from_secs(120);
 /// Slices committed in one transaction.
 const COMMIT_BATCH: usize = 64;
@@ -55,6 +56,11 @@ impl Pending {
         self.start() + u64::from(self.len)
     }
 
+    /// A copy of the bytes between two offsets of the file that lie inside; `None` when the uploader has them.
+    pub fn copy(&self, start: u64, end: u64) -> Option<Payload> {
+        self.writer.as_ref()?.copy((start - self.start()) as u32, (end - start) as u32)
+    }
+
     fn due(&self, now: Instant) -> bool {
         self.frozen || now - self.born > AGE_MAX || now - self.touched > IDLE_MAX
     }
@@ -68,7 +74,7 @@ impl Vfs {
             Err(stop) => return Some(Err(stop)),
         };
         let fits_one_chunk = off % CHUNK_BYTES + data.len() as u64 <= CHUNK_BYTES;
-        if !fits_one_chunk || !self.data.budget().has_room() || file.state().pending.len() >= PENDING_MAX {
+        if !fits_one_chunk || !self.data.takes_writes() || file.state().pending.len() >= PENDING_MAX {
             return None;
         }
         self.take(&file, off, data, || self.meta.try_next_slice()).then_some(Ok(data.len() as u32))
@@ -85,7 +91,7 @@ impl Vfs {
             if file.state().pending.len() >= PENDING_MAX {
                 self.flush_file(&file).await?;
             }
-            self.data.budget().wait_for_room(MEMORY_WAIT_MAX).await?;
+            self.data.wait_to_write(MEMORY_WAIT_MAX).await?;
             if !self.take(&file, start, part, || self.meta.try_next_slice()) {
                 let id = self.meta.next_slice().await?;
                 self.take(&file, start, part, || Some(id));

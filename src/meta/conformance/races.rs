@@ -2,17 +2,22 @@
 //! and the commit of an operation, and the operation has to answer, and leave the tree, as if it had come second.
 
 use super::{Shell, clean, client, name, node};
+use crate::base::acl::AclRule;
 use crate::base::slice::resolve;
 use crate::base::{ChunkIndex, Errno, Ino, Kind, Outcome, Slice, SliceId, Timestamp};
+use crate::meta::ops::acl::{self, AclKind};
 use crate::meta::ops::attr::SetAttr;
 use crate::meta::ops::compact::{Replaced, plan_compaction};
 use crate::meta::ops::plock::LockKind;
 use crate::meta::ops::rename::RenameMode::{Exchange, Replace};
 use crate::meta::ops::xattr::XattrMode;
+use crate::meta::reclaim::Removal;
+use crate::meta::reclaim::tests::Removed;
 use crate::meta::record::Counter;
 use crate::meta::session::SessionInfo;
 use crate::meta::testing::{Interrupt, Store, file};
-use crate::meta::{Caller, Meta};
+use crate::meta::{Caller, Meta, Rules};
+use crate::util::task::stop_signal;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -320,5 +325,77 @@ async fn a_lease_is_taken_once() {
     let lease = Counter::LastCleanupFiles;
     race.lose_to(move |other| async move { assert!(other.take_lease(lease, 3240).await.unwrap()) });
     assert!(!race.meta.take_lease(lease, 3240).await.unwrap());
+    race.end().await;
+}
+
+#[tokio::test]
+async fn a_new_node_inherits_the_rule_that_stands() {
+    let race = Race::new(false).await;
+    let d = race.sh().dir(ROOT, "d").await;
+    let rule = AclRule { owner: 7, group: 5, mask: 5, other: 0, users: vec![(9, 7)], groups: vec![] };
+    let value = acl::format(&rule);
+    race.lose_to(move |other| async move {
+        other.set_acl(&Caller::root(), d, AclKind::Default, &value).await.unwrap();
+    });
+    let made = race.meta.create(&Caller::root(), d, &name("f"), &node(Kind::File)).await.unwrap();
+    let inherited = acl::parse(&race.meta.get_acl(made.ino, AclKind::Access).await.unwrap()).unwrap();
+    assert_eq!(inherited.users, rule.users);
+    race.end().await;
+}
+
+#[tokio::test]
+async fn two_clients_that_need_a_new_rule_make_two() {
+    let race = Race::new(false).await;
+    let (f, g) = (race.sh().file(ROOT, "f").await, race.sh().file(ROOT, "g").await);
+    let rule =
+        |user| acl::format(&AclRule { owner: 7, group: 5, mask: 5, other: 0, users: vec![(user, 7)], groups: vec![] });
+    race.lose_to(move |other| async move {
+        other.set_acl(&Caller::root(), g, AclKind::Access, &rule(8)).await.unwrap();
+    });
+    race.meta.set_acl(&Caller::root(), f, AclKind::Access, &rule(9)).await.unwrap();
+    for (ino, user) in [(f, 9), (g, 8)] {
+        for client in [&race.meta, &race.other] {
+            let value = client.get_acl(ino, AclKind::Access).await.unwrap();
+            assert_eq!(acl::parse(&value).unwrap().users, [(user, 7)]);
+        }
+    }
+    race.end().await;
+}
+
+#[tokio::test]
+async fn a_tree_is_removed_with_what_came_meanwhile() {
+    let race = Race::new(false).await;
+    let d = race.sh().dir(ROOT, "d").await;
+    race.lose_to(move |other| async move { Shell(&other).file(d, "late").await });
+    assert_eq!(race.meta.remove_tree(&Caller::root(), ROOT, &name("d"), true, 2, &|_| {}).await.unwrap(), 2);
+    assert_eq!(errno(race.meta.lookup(&Caller::root(), ROOT, &name("d")).await), Errno::ENOENT);
+    // And without what somebody else removed.
+    let d = race.sh().dir(ROOT, "d").await;
+    race.sh().file(d, "f").await;
+    race.lose_to(move |other| async move { Shell(&other).rm(d, "f").await });
+    assert_eq!(race.meta.remove_tree(&Caller::root(), ROOT, &name("d"), true, 2, &|_| {}).await.unwrap(), 1);
+    race.end().await;
+}
+
+#[tokio::test]
+async fn slices_kept_for_the_trash_are_let_go_once() {
+    let race = Race::new(true).await;
+    let (f, read) = written_thrice(&race.meta, "f", 1).await;
+    // A second reference to each slice, which letting go twice would take too.
+    let g = race.sh().file(ROOT, "g").await;
+    race.meta.copy_range(&Caller::root(), f, 0, g, 0, 26).await.unwrap();
+    assert_ne!(compact(&race.meta, f, &read, 50).await, Replaced::Changed);
+    for client in [&race.meta, &race.other] {
+        client.set_rules(Rules { trash_days: 0, ..client.rules() });
+    }
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    let removed = Arc::new(Removed::default());
+    // Dropped, it would count as given.
+    let (_stopper, stop) = stop_signal();
+    let removal = || Removal::new(removed.clone(), 1, stop.clone());
+    let others = removal();
+    race.lose_to(move |other| async move { other.clean_trash(&others).await.unwrap() });
+    race.meta.clean_trash(&removal()).await.unwrap();
+    assert!(removed.slices.lock().is_empty(), "still in use: {:?}", removed.slices.lock());
     race.end().await;
 }
