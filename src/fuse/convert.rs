@@ -131,14 +131,33 @@ const FS_APPEND_FL: u32 = 0x20;
 /// sizes occur.
 pub const GETFLAGS: [u32; 2] = [0x8008_6601, 0x8004_6601];
 pub const SETFLAGS: [u32; 2] = [0x4008_6602, 0x4004_6602];
+/// FS_IOC_FSGETXATTR: the kernel asks with it before it sets flags.
+pub const GETXFLAGS: u32 = 0x801c_581f;
+
+/// `struct fsxattr` for the stored flags of a node: the word `fsx_xflags`, then nothing of what we do not keep.
+pub fn fsxattr(flags: u8) -> [u8; 28] {
+    use crate::base::mode::flag::{APPEND, IMMUTABLE};
+    let mut word = 0u32;
+    for (stored, bit) in [(IMMUTABLE, FS_XFLAG_IMMUTABLE), (APPEND, FS_XFLAG_APPEND)] {
+        if flags & stored != 0 {
+            word |= bit;
+        }
+    }
+    let mut record = [0; 28];
+    record[..4].copy_from_slice(&word.to_ne_bytes());
+    record
+}
+
+const FS_XFLAG_IMMUTABLE: u32 = 0x08;
+const FS_XFLAG_APPEND: u32 = 0x10;
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::base::Ino;
     use proptest::prelude::*;
 
-    fn file(length: u64) -> Attr {
+    pub fn file(length: u64) -> Attr {
         let time = Timestamp::default();
         Attr {
             flags: 0,

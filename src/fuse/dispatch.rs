@@ -172,8 +172,8 @@ impl Dispatcher {
     }
 
     fn opening(&self, opened: Opened) -> Opening {
-        let Opened { handle, keep_cache, direct_io } = opened;
-        Opening { handle, keep_cache, direct_io, cache_dir: false }
+        let Opened { handle, keep_cache, direct_io, seen: _ } = opened;
+        Opening { handle, keep_cache, direct_io, seen: None, cache_dir: false }
     }
 
     fn work(self: &Arc<Self>, origin: Origin, request: Request<'_>) -> Work {
@@ -269,7 +269,8 @@ impl Dispatcher {
                 let caller = self.caller(origin);
                 Box::pin(async move {
                     let opened = this.vfs.open(&caller, ino, flags).await?;
-                    Ok(Answer::Opened(this.opening(opened)))
+                    let seen = opened.seen.map(|seen| (ino, seen));
+                    Ok(Answer::Opened(Opening { seen, ..this.opening(opened) }))
                 })
             }
             Request::Read { ino, handle, offset, len } => {
@@ -395,6 +396,12 @@ impl Dispatcher {
                     return Box::pin(async move {
                         let word = convert::ioctl_flags(this.vfs.get_flags(ino).await?);
                         Ok(Answer::Ioctl(Bytes::copy_from_slice(&word.to_ne_bytes())))
+                    });
+                }
+                if command == convert::GETXFLAGS {
+                    return Box::pin(async move {
+                        let record = convert::fsxattr(this.vfs.get_flags(ino).await?);
+                        Ok(Answer::Ioctl(Bytes::copy_from_slice(&record)))
                     });
                 }
                 if !convert::SETFLAGS.contains(&command) {

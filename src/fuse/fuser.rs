@@ -12,6 +12,7 @@ use super::convert::{self, PREFERRED_IO_BYTES};
 use super::dispatch::Dispatcher;
 use super::mount::{Channel, Options};
 use super::reply::contiguous;
+use super::told::Told;
 use super::transport::{
     Answer, Changes, KernelCache, Listed, NewTime, Node, Opening, Origin, RangeLock, Reply, Request,
 };
@@ -23,7 +24,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 /// Inodes are never reused, so one generation is enough.
@@ -44,12 +45,14 @@ impl Serving {
         ended: impl FnOnce(io::Result<()>) + Send + 'static,
     ) -> Result<Serving, Fault> {
         let refused = |error: io::Error| Fault::unavailable("start FUSE session").source(error);
-        let files = Files { dispatcher, wishes: Wishes::of(options) };
+        let kernel = Arc::<Kernel>::default();
+        let files = Files { dispatcher, wishes: Wishes::of(options), kernel: kernel.clone() };
         let session = match channel {
             Channel::Device(device) => fuser::Session::from_fd(files, device, acl(options), config(options, &[])),
             Channel::Helper(point) => fuser::Session::new(files, &point, &config(options, &helper_options(options))),
         }
         .map_err(refused)?;
+        kernel.notices.get_or_init(|| Notices(session.notifier()));
         let cache = Arc::new(Notices(session.notifier()));
         let thread = std::thread::Builder::new()
             .name("fuse-session".into())
@@ -134,12 +137,21 @@ impl Wishes {
 struct Files {
     dispatcher: Arc<Dispatcher>,
     wishes: Wishes,
+    kernel: Arc<Kernel>,
+}
+
+/// What was said to the kernel, and the way to say more.
+#[derive(Default)]
+struct Kernel {
+    told: Told,
+    /// Empty until the session is set up.
+    notices: OnceLock<Notices>,
 }
 
 impl Files {
     fn serve(&self, req: &fuser::Request, request: Request<'_>, reply: Slot) {
         let origin = Origin { unique: req.unique().0, uid: req.uid(), gid: req.gid(), pid: req.pid() };
-        self.dispatcher.serve(origin, request, reply);
+        self.dispatcher.serve(origin, request, Answering { slot: reply, kernel: self.kernel.clone() });
     }
 }
 
@@ -573,21 +585,48 @@ enum Slot {
     Xattr(fuser::ReplyXattr),
 }
 
-impl Reply for Slot {
+/// A reply that keeps account of what the kernel is told.
+struct Answering {
+    slot: Slot,
+    kernel: Arc<Kernel>,
+}
+
+impl Reply for Answering {
     fn answer(self, answer: Answer) {
+        self.slot.answer(answer, &self.kernel);
+    }
+
+    fn refuse(self, errno: Errno) {
+        self.slot.refuse(errno);
+    }
+}
+
+impl Slot {
+    fn answer(self, answer: Answer, kernel: &Kernel) {
         match (self, answer) {
             (Slot::Empty(reply), Answer::Done) => reply.ok(),
             (Slot::Entry(reply), Answer::Node(node)) => {
+                kernel.told.note(node.ino, &node.attr);
                 reply.entry_with_ttls(&node.belief.attr, &node.belief.entry, &file_attr(&node), GENERATION);
             }
             (Slot::Entry(reply), Answer::NoNode(ttl)) => reply.entry(&ttl, &no_node(), GENERATION),
-            (Slot::Attr(reply), Answer::Attr(node)) => reply.attr(&node.belief.attr, &file_attr(&node)),
+            (Slot::Attr(reply), Answer::Attr(node)) => {
+                kernel.told.note(node.ino, &node.attr);
+                reply.attr(&node.belief.attr, &file_attr(&node));
+            }
             (Slot::Data(reply), Answer::Target(target)) => reply.data(&target),
             (Slot::Data(reply), Answer::Data(payload)) => contiguous(&payload, |bytes| reply.data(bytes)),
             (Slot::Open(reply), Answer::Opened(opening)) => {
+                if let Some((ino, seen)) = opening.seen
+                    && !kernel.told.knows(ino, seen)
+                    && let Some(notices) = kernel.notices.get()
+                {
+                    notices.forget_attributes(ino);
+                }
                 reply.opened(FileHandle(opening.handle.0), open_flags(&opening));
             }
             (Slot::Create(reply), Answer::Created(node, opening)) => {
+                kernel.told.note(node.ino, &node.attr);
                 let (ttl, attr) = (node.belief.joined(), file_attr(&node));
                 reply.created(&ttl, &attr, GENERATION, FileHandle(opening.handle.0), open_flags(&opening));
             }
@@ -616,6 +655,9 @@ impl Reply for Slot {
                     };
                     if reply.add(attr.ino, item.next, name, &ttl, &attr, GENERATION) {
                         break;
+                    }
+                    if let Some(attr) = &item.attr {
+                        kernel.told.note(item.ino, attr);
                     }
                 }
                 reply.ok();
@@ -729,6 +771,13 @@ impl KernelCache for Notices {
     fn forget_entry(&self, parent: Ino, name: &[u8]) {
         if let Err(error) = self.0.inval_entry(INodeNo(parent.0), OsStr::from_bytes(name)) {
             tracing::debug!(%parent, %error, "the kernel kept an entry until its time is over");
+        }
+    }
+
+    fn forget_attributes(&self, ino: Ino) {
+        // A negative offset leaves the pages alone, and with them the locks that a read under way holds.
+        if let Err(error) = self.0.inval_inode(INodeNo(ino.0), -1, 0) {
+            tracing::debug!(%ino, %error, "the kernel kept attributes until their time is over");
         }
     }
 

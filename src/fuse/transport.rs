@@ -7,6 +7,7 @@
 //!
 //! A request borrows the transport's receive buffer, so whatever outlives the call is copied out of it first.
 
+use super::told::Seen;
 use crate::base::{Attr, Errno, Ino, Timestamp};
 use crate::buf::Payload;
 use crate::vfs::{DirItem, Handle};
@@ -259,6 +260,8 @@ pub struct Opening {
     pub handle: Handle,
     pub keep_cache: bool,
     pub direct_io: bool,
+    /// Files only: what the metadata says now. A kernel that was told otherwise has to ask again.
+    pub seen: Option<(Ino, Seen)>,
     /// Directories only: the kernel may keep the listing.
     pub cache_dir: bool,
 }
@@ -315,6 +318,8 @@ pub trait Reply: Send + 'static {
 pub trait KernelCache: Send + Sync {
     /// Forget that `name` in `parent` leads anywhere.
     fn forget_entry(&self, parent: Ino, name: &[u8]);
+    /// Forget attributes of a node; its cached data stay. May be called while the kernel waits for an answer about it.
+    fn forget_attributes(&self, ino: Ino);
     /// Forget attributes and cached data of a node.
     fn forget_node(&self, ino: Ino);
 }

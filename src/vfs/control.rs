@@ -226,7 +226,7 @@ impl Control {
         };
         let handle = Handle(self.next.fetch_add(1, Ordering::Relaxed));
         self.handles.lock().insert(handle, open);
-        Ok(Opened { handle, keep_cache: false, direct_io: true })
+        Ok(Opened { handle, keep_cache: false, direct_io: true, seen: None })
     }
 
     pub async fn read(&self, handle: Handle, offset: u64, len: usize) -> Outcome<Bytes> {

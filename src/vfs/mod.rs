@@ -21,6 +21,7 @@ pub mod reader;
 pub(crate) mod tests;
 pub mod writer;
 
+use crate::base::Timestamp;
 use crate::chunk::ChunkStore;
 use crate::meta::Meta;
 use compact::Compactions;
@@ -49,6 +50,8 @@ pub struct Opened {
     /// The kernel may keep the pages it has of this file.
     pub keep_cache: bool,
     pub direct_io: bool,
+    /// Files only: mtime and length as open found them.
+    pub seen: Option<(Timestamp, u64)>,
 }
 
 /// One mounted volume.

@@ -213,6 +213,7 @@ impl Vfs {
             handle: self.handles.insert(Open::File(Arc::new(handle))),
             keep_cache,
             direct_io: flags & libc::O_DIRECT != 0,
+            seen: Some((attr.mtime, attr.length)),
         }
     }
 
@@ -308,7 +309,7 @@ impl Vfs {
         }
         let stream = tokio::sync::Mutex::new(DirStream::new(ino, attr.parent));
         let handle = self.handles.insert(Open::Dir(Arc::new(DirHandle { ino, stream })));
-        Ok(Opened { handle, keep_cache: false, direct_io: false })
+        Ok(Opened { handle, keep_cache: false, direct_io: false, seen: None })
     }
 
     /// Entries after `offset`; empty at the end.

@@ -109,9 +109,13 @@ impl Redis {
 /// The S3 service that all tests of a run share; SeaweedFS needs seconds to start.
 pub struct Weed {
     pub s3_port: u16,
-    _server: Server,
-    _dir: TempDir,
+    /// Holds the input of the server's keeper open.
+    _keeper: Child,
 }
+
+/// `sh -c KEEPER DIRECTORY SERVER ARGUMENT...`: runs a server until its own input ends, which it does with the process
+/// that started it, however that ends; then removes the directory. What is static in a test run is never dropped.
+const KEEPER: &str = r#""$@" </dev/null & cat >/dev/null; kill $!; wait $!; rm -rf "$0""#;
 
 pub const S3_KEY: &str = "sluicetest";
 pub const S3_SECRET: &str = "sluicetestsecret";
@@ -123,11 +127,11 @@ impl Weed {
     }
 
     fn start() -> Weed {
-        let dir = TempDir::new().expect("a temporary directory");
+        let dir = TempDir::new().expect("a temporary directory").keep();
         let identities = format!(
             r#"{{"identities":[{{"name":"t","credentials":[{{"accessKey":"{S3_KEY}","secretKey":"{S3_SECRET}"}}],"actions":["Admin","Read","Write","List","Tagging"]}}]}}"#
         );
-        let config = dir.path().join("s3.json");
+        let config = dir.join("s3.json");
         std::fs::write(&config, identities).expect("the identities are written");
         // Each service has a twin port 10000 above.
         let base = (0..)
@@ -136,23 +140,26 @@ impl Weed {
                 (0..4).all(|i| [0, 10000].iter().all(|twin| TcpListener::bind(("127.0.0.1", base + i + twin)).is_ok()))
             })
             .expect("free ports");
-        let child = Command::new(program("weed").expect("weed is installed"))
+        let keeper = Command::new("sh")
+            .args(["-c", KEEPER])
+            .arg(&dir)
+            .arg(program("weed").expect("weed is installed"))
             .args(["server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false", "-filer", "-s3"])
             .args(["-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=200", "-master.volumeSizeLimitMB=512"])
-            .arg(format!("-dir={}", dir.path().display()))
+            .arg(format!("-dir={}", dir.display()))
             .arg(format!("-s3.config={}", config.display()))
             .arg(format!("-master.port={base}"))
             .arg(format!("-volume.port={}", base + 1))
             .arg(format!("-filer.port={}", base + 2))
             .arg(format!("-s3.port={}", base + 3))
+            .stdin(Stdio::piped())
             .stdout(Stdio::null())
-            .stderr(File::create(dir.path().join("log")).expect("a log file"))
+            .stderr(File::create(dir.join("log")).expect("a log file"))
             .spawn()
             .expect("weed starts");
-        let server = Server(child);
         wait_for_port(base + 3, "weed");
         std::thread::sleep(Duration::from_secs(5)); // its volumes come up after its port
-        Weed { s3_port: base + 3, _server: server, _dir: dir }
+        Weed { s3_port: base + 3, _keeper: keeper }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::harness::{Engine, Store, Volume, ready, run, sh};
 use std::fs::OpenOptions;
+use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 
@@ -46,4 +47,40 @@ fn a_mount_whose_engine_is_gone_ends_when_it_is_detached() {
     volume.lose_engine();
     run(Command::new("umount").arg("-l").arg(&mount.point));
     mount.wait_for_exit();
+}
+
+/// Close-to-open between mounts, while the kernel still believes what it was told of the file before.
+#[test]
+fn a_file_is_opened_as_another_mount_left_it() {
+    if !ready(&["redis-server"]) {
+        return;
+    }
+    for engine in [Engine::Sqlite, Engine::Redis] {
+        let volume = Volume::format(engine, Store::File, &[]);
+        let (ours, theirs) = (volume.mount(&[]), volume.mount(&[]));
+        for (round, len) in [1_000_000, 2_000_000, 2_000_000, 500, 0, 70_000, 70_001].into_iter().enumerate() {
+            let bytes = vec![round as u8 + 1; len];
+            std::fs::write(theirs.path("file"), &bytes).expect("the other mount writes");
+            let mut file = std::fs::File::open(ours.path("file")).expect("it opens");
+            let opened = file.metadata().expect("fstat").len();
+            let mut read = Vec::new();
+            file.read_to_end(&mut read).expect("it is read");
+            assert_eq!((opened, read.len()), (len as u64, len), "{engine:?}, round {round}");
+            assert!(read == bytes, "{engine:?}, round {round}: other bytes");
+        }
+        ours.umount();
+        theirs.umount();
+    }
+}
+
+#[test]
+fn chattr_sets_what_lsattr_shows() {
+    if !ready(&["chattr"]) {
+        return;
+    }
+    let volume = Volume::format(Engine::Sqlite, Store::File, &[]);
+    let mount = volume.mount(&["--enable-ioctl"]);
+    sh(&mount.point, "echo one > f && chattr +i f && lsattr f | grep -q '^----i' && ! echo two > f && ! rm -f f");
+    sh(&mount.point, "chattr -i f && chattr +a f && echo two >> f && ! echo three > f && chattr -a f && rm f");
+    mount.umount();
 }

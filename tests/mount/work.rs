@@ -5,10 +5,10 @@ use crate::harness::{Mount, Store, Volume, run, sh};
 use std::path::Path;
 use std::process::Command;
 
-/// Minutes of work in an unoptimised build, since nearly every one leads to a request to the store. `exercise` tells how
-/// to run more.
-const RANDOM_OPERATIONS_FILE: usize = 20_000;
-const RANDOM_OPERATIONS_S3: usize = 3_000;
+/// Minutes of work in an unoptimised build, since every few of them lead to a request to the store. `exercise` tells
+/// how to run more.
+const RANDOM_OPERATIONS_FILE: usize = 90_000;
+const RANDOM_OPERATIONS_S3: usize = 10_000;
 
 on_all_volumes! {
     trees needs ["git", "rsync", "tar"] => super::copy_trees;

@@ -19,6 +19,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Reads are begun again, and connections made again, until this long after the call. The metadata layer retries
 /// above this, so it covers a restart or a failover of the server, not an outage.
 const RETRY_DEADLINE: Duration = Duration::from_secs(15);
+/// Before a server that cannot serve now is asked again.
+const PASSING_PAUSE: Duration = Duration::from_millis(100);
 /// Requests that may wait to be written; more make their callers wait. The crate's 50 would be fewer than the
 /// requests of one busy mount.
 const PIPELINE_BUFFER: usize = 1024;
@@ -59,7 +61,8 @@ impl Connection {
         })
     }
 
-    /// A read: repeated on a new connection when the old one breaks.
+    /// A read: repeated on a new connection when the old one breaks, and while the server says that it cannot serve
+    /// now (it loads its data, a script keeps it busy).
     pub(super) async fn query(&self, cmd: &Cmd) -> EngineResult<Value> {
         let deadline = Instant::now() + RETRY_DEADLINE;
         loop {
@@ -81,10 +84,13 @@ impl Connection {
             match connection.send_packed_commands(pipeline, skipped, wanted).await {
                 Ok(mut values) if atomic => match values.pop() {
                     Some(Value::Array(values)) if values.len() == count => return Ok(values),
-                    Some(Value::ServerError(error)) => return Err(server_fault(&error, "read").into()),
+                    Some(Value::ServerError(error)) => self.judge(error.into(), generation, deadline, "read").await?,
                     _ => return Err(self.odd_reply("read")),
                 },
-                Ok(values) if values.len() == count => return Ok(values),
+                Ok(values) if values.len() == count => match values.iter().find_map(passing) {
+                    Some(error) => self.judge(error.into(), generation, deadline, "read").await?,
+                    None => return Ok(values),
+                },
                 Ok(_) => return Err(self.odd_reply("read")),
                 Err(error) => self.judge(error, generation, deadline, "read").await?,
             }
@@ -122,14 +128,19 @@ impl Connection {
         deadline: Instant,
         operation: &'static str,
     ) -> EngineResult<()> {
-        if !is_broken(&error) {
+        let passing = is_passing(&error);
+        if !is_broken(&error) && !passing {
             return Err(fault(error, operation).with("address", &self.target.address).into());
         }
+        // The next connection may lead to a server that is better off.
         self.discard(generation);
         if Instant::now() >= deadline {
             return Err(fault(error, operation).with("address", &self.target.address).into());
         }
-        tracing::debug!(address = %self.target.address, "connection to redis broke, reading again: {error}");
+        tracing::debug!(address = %self.target.address, "redis cannot be read, trying again: {error}");
+        if passing {
+            tokio::time::sleep(PASSING_PAUSE).await;
+        }
         Ok(())
     }
 
@@ -215,6 +226,17 @@ fn is_passing(error: &RedisError) -> bool {
     server_kind(error.code().unwrap_or_default(), error.detail().unwrap_or_default()) == FaultKind::Unavailable
 }
 
+/// As `is_passing`, for one answer of several.
+fn passing(value: &Value) -> Option<ServerError> {
+    match value {
+        Value::ServerError(error) => {
+            let kind = server_kind(error.code(), error.details().unwrap_or_default());
+            (kind == FaultKind::Unavailable).then(|| error.clone())
+        }
+        _ => None,
+    }
+}
+
 /// What a server's error means for us. The code is the first word of the error; servers before 7 wrap the error of a
 /// script's command into one of code ERR.
 fn server_kind(code: &str, detail: &str) -> FaultKind {
@@ -244,6 +266,8 @@ fn server_kind(code: &str, detail: &str) -> FaultKind {
         "MISCONF",
         "TRYAGAIN",
         "CLUSTERDOWN",
+        // A transaction of which the server refused a part; the reason is in that part's answer, which is not read.
+        "EXECABORT",
         "max number of clients",
     ]) {
         FaultKind::Unavailable

@@ -577,3 +577,25 @@ fn seen(loaded: &[Option<Record>]) -> Attr {
         _ => panic!("{loaded:?}"),
     }
 }
+
+#[tokio::test]
+async fn reads_wait_for_a_server_that_loads_its_data() {
+    let Some(mut server) = Server::start(&[]).await else { return };
+    let (engine, raw) = (server.engine().await, server.raw());
+    let keys = [Key::Counter(Counter::NextInode), Key::Attr(Ino::ROOT)];
+    commit(&engine, vec![], vec![Change::AddCounter(Counter::NextInode, 7)]).await.unwrap();
+    raw.run(&["EVAL", "for i = 1, 2000 do redis.call('SET', 'filler' .. i, i) end", "0"]).await;
+    raw.run(&["SAVE"]).await;
+    server.stop();
+    // A millisecond for each key, and requests are answered meanwhile, with LOADING.
+    server.options = vec!["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"];
+    server.restart().await;
+    let begun = Instant::now();
+    let read = engine.read(&keys).await.unwrap();
+    assert!(begun.elapsed() > Duration::from_millis(500), "the server was up at once: nothing was tested");
+    assert!(read[0].is_some() && read[1].is_none());
+    server.stop();
+    server.restart().await;
+    let (_, records) = engine.begin(&keys).await.unwrap();
+    assert_eq!(records, read);
+}
