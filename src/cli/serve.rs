@@ -107,8 +107,6 @@ async fn mount(request: &MountRequest, client: &Client) -> anyhow::Result<Mounte
     if !root.is_dir() {
         bail!("the root of volume {} is not a directory: the metadata is damaged", client.format.name);
     }
-    // A volume that never had its trash on has no trash root.
-    let trash = client.vfs.getattr(Ino::TRASH).await.is_ok();
     let registry = registry(request, client);
     let log = AccessLog::new(Arc::new(SystemClock), Some(FuseMetrics::new(registry.clone())));
     let options = options(request, client);
@@ -127,7 +125,7 @@ async fn mount(request: &MountRequest, client: &Client) -> anyhow::Result<Mounte
             volume: client.format.name.clone(),
             prefixed: settings.prefix_internal,
             hidden: settings.hide_internal,
-            trash,
+            trash: true,
             uid: nix::unistd::geteuid().as_raw(),
             gid: nix::unistd::getegid().as_raw(),
             mounted_at: SystemClock.now(),

@@ -32,7 +32,7 @@ impl Operation for Format {
 }
 
 /// The root or the trash root: its own parent is the root, and it is counted nowhere.
-fn first_directory(mode: Mode, now: Timestamp) -> Attr {
+pub(crate) fn first_directory(mode: Mode, now: Timestamp) -> Attr {
     Attr {
         flags: 0,
         kind: Kind::Directory,

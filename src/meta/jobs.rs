@@ -12,7 +12,7 @@ use super::record::{Counter, Key, Record};
 use super::session::clamp_heartbeat;
 use super::txn::{DelayedSlicesOf, Operation, Settled, Tx};
 use super::{Meta, outside};
-use crate::base::{Errno, Ino, Outcome, SliceId, Stop};
+use crate::base::{Outcome, SliceId};
 use crate::util::task::{Job, StopSignal, jittered, stop_signal};
 use async_trait::async_trait;
 use std::sync::Arc;
@@ -227,12 +227,7 @@ impl Meta {
     pub(super) async fn clean_trash(&self, removal: &Removal) -> Outcome<usize> {
         // The two hours keep the whole last hour of the last day, and a clock that is a little off.
         let before = self.now().seconds - (24 * i64::from(self.rules().trash_days) + 2) * 3600;
-        let names = match self.getattr(Ino::TRASH).await {
-            Ok(_) => self.purge_trash(before, PURGE_THREADS, &|| removal.is_stopped()).await,
-            // A volume that never had a trash.
-            Err(Stop::Errno(Errno::ENOENT)) => Ok(0),
-            Err(stop) => Err(stop),
-        };
+        let names = self.purge_trash(before, PURGE_THREADS, &|| removal.is_stopped()).await;
         // Neither is kept from its work by the other's trouble.
         let slices = self.clean_delayed_slices(removal).await;
         Ok(names? as usize + slices?)

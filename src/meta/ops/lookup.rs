@@ -3,6 +3,7 @@
 use super::access::permit;
 use crate::base::mode::EXECUTE;
 use crate::base::{Attr, Errno, Ino, Kind, Name, Outcome, Timestamp};
+use crate::meta::format::first_directory;
 use crate::meta::record::{Key, Record};
 use crate::meta::txn::{AttrOf, DentryOf, Operation, Tx};
 use crate::meta::{Caller, Entry, Meta, outside};
@@ -85,10 +86,12 @@ impl Meta {
         Ok(Entry { ino, attr: self.getattr(ino).await? })
     }
 
-    /// The attributes of a node; ENOENT when it is gone.
+    /// The attributes of a node; ENOENT when it is gone. The trash is there even before a volume has used it: it is
+    /// stored with the first setting that keeps anything in it, which may come while a client is at work.
     pub async fn getattr(&self, ino: Ino) -> Outcome<Attr> {
         match outside(self.engine().read(&[Key::Attr(ino)]).await)?.pop().flatten() {
             Some(Record::Attr(attr)) => self.shown(ino, attr).await,
+            None if ino == Ino::TRASH => Ok(first_directory(0o555, self.now())),
             _ => Err(Errno::ENOENT.into()),
         }
     }
