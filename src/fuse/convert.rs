@@ -98,13 +98,12 @@ fn loudness(fault: &Fault) -> Loudness {
 /// The flags word of FS_IOC_GETFLAGS for the stored flags of a node (`spec/metadata.md` 1.3).
 pub fn ioctl_flags(flags: u8) -> u32 {
     use crate::base::mode::flag::{APPEND, IMMUTABLE, SKIP_TRASH};
-    let mut word = 0;
-    for (stored, bit) in [(SKIP_TRASH, FS_SECRM_FL), (IMMUTABLE, FS_IMMUTABLE_FL), (APPEND, FS_APPEND_FL)] {
-        if flags & stored != 0 {
-            word |= bit;
-        }
-    }
-    word
+    word_of(flags, &[(SKIP_TRASH, FS_SECRM_FL), (IMMUTABLE, FS_IMMUTABLE_FL), (APPEND, FS_APPEND_FL)])
+}
+
+/// The bits that stand for stored flags.
+fn word_of(flags: u8, bits: &[(u8, u32)]) -> u32 {
+    bits.iter().filter(|(stored, _)| flags & stored != 0).fold(0, |word, (_, bit)| word | bit)
 }
 
 /// The stored flags for the flags word of FS_IOC_SETFLAGS; any other bit cannot be kept and is ENOTSUP.
@@ -137,12 +136,7 @@ pub const GETXFLAGS: u32 = 0x801c_581f;
 /// `struct fsxattr` for the stored flags of a node: the word `fsx_xflags`, then nothing of what we do not keep.
 pub fn fsxattr(flags: u8) -> [u8; 28] {
     use crate::base::mode::flag::{APPEND, IMMUTABLE};
-    let mut word = 0u32;
-    for (stored, bit) in [(IMMUTABLE, FS_XFLAG_IMMUTABLE), (APPEND, FS_XFLAG_APPEND)] {
-        if flags & stored != 0 {
-            word |= bit;
-        }
-    }
+    let word = word_of(flags, &[(IMMUTABLE, FS_XFLAG_IMMUTABLE), (APPEND, FS_XFLAG_APPEND)]);
     let mut record = [0; 28];
     record[..4].copy_from_slice(&word.to_ne_bytes());
     record

@@ -52,8 +52,7 @@ impl Serving {
             Channel::Helper(point) => fuser::Session::new(files, &point, &config(options, &helper_options(options))),
         }
         .map_err(refused)?;
-        kernel.notices.get_or_init(|| Notices(session.notifier()));
-        let cache = Arc::new(Notices(session.notifier()));
+        let cache = kernel.notices.get_or_init(|| Arc::new(Notices(session.notifier()))).clone();
         let thread = std::thread::Builder::new()
             .name("fuse-session".into())
             .spawn(move || ended(session.run()))
@@ -145,7 +144,7 @@ struct Files {
 struct Kernel {
     told: Told,
     /// Empty until the session is set up.
-    notices: OnceLock<Notices>,
+    notices: OnceLock<Arc<Notices>>,
 }
 
 impl Files {
@@ -767,17 +766,20 @@ fn no_node() -> fuser::FileAttr {
 
 struct Notices(fuser::Notifier);
 
+impl Notices {
+    /// The kernel forgets the attributes of a node and keeps its data. May be called while it waits for an answer about
+    /// the node: a negative offset leaves the pages alone, and with them the locks that a read under way holds.
+    fn forget_attributes(&self, ino: Ino) {
+        if let Err(error) = self.0.inval_inode(INodeNo(ino.0), -1, 0) {
+            tracing::debug!(%ino, %error, "the kernel kept attributes until their time is over");
+        }
+    }
+}
+
 impl KernelCache for Notices {
     fn forget_entry(&self, parent: Ino, name: &[u8]) {
         if let Err(error) = self.0.inval_entry(INodeNo(parent.0), OsStr::from_bytes(name)) {
             tracing::debug!(%parent, %error, "the kernel kept an entry until its time is over");
-        }
-    }
-
-    fn forget_attributes(&self, ino: Ino) {
-        // A negative offset leaves the pages alone, and with them the locks that a read under way holds.
-        if let Err(error) = self.0.inval_inode(INodeNo(ino.0), -1, 0) {
-            tracing::debug!(%ino, %error, "the kernel kept attributes until their time is over");
         }
     }
 

@@ -318,8 +318,6 @@ pub trait Reply: Send + 'static {
 pub trait KernelCache: Send + Sync {
     /// Forget that `name` in `parent` leads anywhere.
     fn forget_entry(&self, parent: Ino, name: &[u8]);
-    /// Forget attributes of a node; its cached data stay. May be called while the kernel waits for an answer about it.
-    fn forget_attributes(&self, ino: Ino);
     /// Forget attributes and cached data of a node.
     fn forget_node(&self, ino: Ino);
 }

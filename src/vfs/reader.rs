@@ -79,7 +79,7 @@ impl Vfs {
         let (mut end, uncommitted) = {
             let state = file.state();
             let end = wanted_end.min(state.length);
-            (end, if off < end { state.uncommitted(off, end) } else { Uncommitted::Copied(Vec::new()) })
+            (end, state.uncommitted(off, end))
         };
         let copies = match uncommitted {
             Uncommitted::Copied(copies) => copies,
@@ -210,11 +210,12 @@ impl Vfs {
             return;
         }
         let block = u64::from(self.data.block_size());
-        let length = handle.file.state().length;
         let range = handle.read_ahead.lock().advance(off, end - off, block, window_max);
-        let Some((from, to)) = range.map(|(from, to)| (from, to.min(length))).filter(|(from, to)| from < to) else {
+        let Some((from, to)) = range else { return };
+        let to = to.min(handle.file.state().length);
+        if from >= to {
             return;
-        };
+        }
         let Some(vfs) = self.me.upgrade() else { return };
         let file = handle.file.clone();
         self.spawn(async move {

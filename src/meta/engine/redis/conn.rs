@@ -88,7 +88,7 @@ impl Connection {
                     _ => return Err(self.odd_reply("read")),
                 },
                 Ok(values) if values.len() == count => match values.iter().find_map(passing) {
-                    Some(error) => self.judge(error.into(), generation, deadline, "read").await?,
+                    Some(error) => self.judge(error, generation, deadline, "read").await?,
                     None => return Ok(values),
                 },
                 Ok(_) => return Err(self.odd_reply("read")),
@@ -227,14 +227,9 @@ fn is_passing(error: &RedisError) -> bool {
 }
 
 /// As `is_passing`, for one answer of several.
-fn passing(value: &Value) -> Option<ServerError> {
-    match value {
-        Value::ServerError(error) => {
-            let kind = server_kind(error.code(), error.details().unwrap_or_default());
-            (kind == FaultKind::Unavailable).then(|| error.clone())
-        }
-        _ => None,
-    }
+fn passing(value: &Value) -> Option<RedisError> {
+    let Value::ServerError(error) = value else { return None };
+    Some(RedisError::from(error.clone())).filter(is_passing)
 }
 
 /// What a server's error means for us. The code is the first word of the error; servers before 7 wrap the error of a
