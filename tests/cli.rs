@@ -226,6 +226,17 @@ fn a_mount_that_cannot_be_says_why_from_the_background() {
     assert!(place.fails("mount sqlite3://meta.db /").contains("should not mount on the root directory"));
     assert!(place.fails("mount sqlite3://meta.db mnt --buffer-size 1").contains("buffer-size"));
     assert!(place.fails("umount mnt").contains("failed to unmount"));
+
+    // Nobody listens on port 1: the reason arrives before the waiting ends.
+    let line = place.fails("mount -d redis://127.0.0.1:1/1 mnt --log log");
+    assert!(line.contains("<FATAL>") && line.contains("refused"), "{line}");
+    let mut format = place.command();
+    format.args(["format", "--storage", "s3", "--bucket", "http://127.0.0.1:1/b", "--access-key", "anonymous"]);
+    format.args(["sqlite3://meta.db", "vol"]).env("JFS_NO_CHECK_OBJECT_STORAGE", "1");
+    assert_eq!(outcome(format.output().expect("the binary runs")).code, 0);
+    let line = place.fails("mount -d --check-storage sqlite3://meta.db mnt --log log");
+    assert!(line.contains("test the object storage") && line.contains("refused"), "{line}");
+    assert!(!line.contains("Parts"), "{line}");
 }
 
 #[test]

@@ -172,7 +172,7 @@ impl ChunkStore {
         &self.inner.uploading
     }
 
-    pub(super) fn pool(&self) -> &Arc<Pool> {
+    pub fn pool(&self) -> &Arc<Pool> {
         &self.inner.pool
     }
 

@@ -276,7 +276,7 @@ async fn check(args: &Args, meta: &Meta, old: &VolumeFormat, new: &VolumeFormat)
         || args.storage.session_token.is_some();
     if moved {
         let store = open::objects(new).context("object storage")?;
-        probe(&*store).await.with_context(|| format!("Storage {} is not configured correctly", store.name()))?;
+        probe(&*store, None).await.with_context(|| format!("Storage {} is not configured correctly", store.name()))?;
     }
     let mut warnings = Vec::new();
     if (new.capacity_bytes != old.capacity_bytes && new.capacity_bytes > 0)

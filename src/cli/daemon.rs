@@ -32,12 +32,17 @@ const END: Duration = Duration::from_secs(2);
 #[derive(Default)]
 pub struct Ready {
     pipe: Option<File>,
+    deadline: Option<Instant>,
 }
 
 impl Ready {
-    /// How long opening may take when somebody waits for the word: long enough before the waiting ends to say why not.
-    pub fn patience(&self) -> Option<Duration> {
-        self.pipe.as_ref().map(|_| timeout() * 4 / 5)
+    fn on(pipe: File) -> Ready {
+        Ready { pipe: Some(pipe), deadline: Some(Instant::now() + timeout() * 4 / 5) }
+    }
+
+    /// When somebody waits for the word: what is not done by then must have failed, to say why before the waiting ends.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
     }
 
     /// The kernel's first requests are answered.
@@ -81,7 +86,7 @@ pub fn take_handover() -> anyhow::Result<Handover> {
     let ready = pipe.map(|number| {
         // SAFETY: the process that started this one opened the descriptor for it and nothing else here owns it.
         let pipe = unsafe { OwnedFd::from_raw_fd(number) };
-        Ready { pipe: Some(File::from(pipe)) }
+        Ready::on(File::from(pipe))
     });
     Ok(Handover { meta, ready })
 }

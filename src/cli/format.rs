@@ -107,7 +107,7 @@ pub async fn run(mut args: Args) -> anyhow::Result<()> {
     let store = open::objects(&format).context("object storage")?;
     tracing::info!("Data use {}", store.name());
     if !untested {
-        probe(&*store).await.with_context(|| format!("Storage {} is not configured correctly", store.name()))?;
+        probe(&*store, None).await.with_context(|| format!("Storage {} is not configured correctly", store.name()))?;
         if stored.is_none() {
             refuse_occupied(&*store).await?;
             let uuid = Payload::from(format.uuid.clone().into_bytes());

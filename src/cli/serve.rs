@@ -6,21 +6,22 @@
 use super::daemon::Ready;
 use super::mount::MountRequest;
 use super::signal::Termination;
-use crate::base::Ino;
 use crate::cache::CacheMetrics;
+use crate::config::ClientSettings;
 use crate::config::client::Squash as ConfigSquash;
 use crate::config::effective::{self, Facts};
 use crate::config::volume::SESSION_VERSION;
 use crate::fuse::{AccessLog, Fuse, FuseMetrics, Mounted, Options, Squash};
 use crate::object::probe;
+use crate::telemetry::endpoint::Endpoint;
 use crate::telemetry::metrics::Registry;
 use crate::util::clock::{Clock as _, SystemClock};
-use crate::vfs::client::Client;
+use crate::vfs::client::{Client, open_objects};
 use crate::vfs::control::{Control, ControlSettings};
 use anyhow::{Context as _, bail};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Requests under way when the mount goes get this long to finish.
 const GRACE: Duration = Duration::from_secs(30);
@@ -45,9 +46,10 @@ pub fn run(request: MountRequest, mut ready: Ready) -> anyhow::Result<()> {
 async fn serve(request: &MountRequest, ready: &mut Ready) -> anyhow::Result<()> {
     let mut termination = Termination::listen()?;
     let point = request.mount_point.display().to_string();
-    let client = open(request, &point, ready.patience(), &mut termination).await?;
+    let client = open(request, &point, ready.deadline(), &mut termination).await?;
     tracing::info!("Data use {}", client.objects.store.name());
-    let mounted = match mount(request, &client).await {
+    let registry = registry(request, &client);
+    let mounted = match mount(request, &client, registry.clone(), ready.deadline()).await {
         Ok(mounted) => mounted,
         Err(error) => {
             if let Err(stop) = client.close().await {
@@ -56,6 +58,7 @@ async fn serve(request: &MountRequest, ready: &mut Ready) -> anyhow::Result<()> 
             return Err(error);
         }
     };
+    let endpoint = metrics_endpoint(request, registry).await;
     ready.serving(&client.format.name, &request.mount_point);
     let ended = tokio::select! {
         ended = mounted.wait(GRACE) => ended,
@@ -65,31 +68,45 @@ async fn serve(request: &MountRequest, ready: &mut Ready) -> anyhow::Result<()> 
         }
         () = client.gone() => unmount(&mounted).await,
     };
-    drop(mounted);
+    drop((mounted, endpoint));
     client.close().await.context("flush and close the volume")?;
     ended.context("serve the mount")
 }
 
-/// Opens the volume. Whoever waits for this mount hears of an engine that does not answer before they stop waiting, and a
-/// signal ends it.
+/// Opens the volume. A signal ends it.
 async fn open(
     request: &MountRequest,
     point: &str,
-    patience: Option<Duration>,
+    deadline: Option<Instant>,
     termination: &mut Termination,
 ) -> anyhow::Result<Client> {
     tracing::info!("Meta address: {}", request.meta);
-    let opening = Client::open(&request.meta, &request.settings, point);
-    let gave_up = async {
-        match patience {
-            Some(patience) => tokio::time::sleep(patience).await,
-            None => std::future::pending().await,
-        }
-    };
+    let opening = by(deadline, Client::open(&request.meta, &request.settings, point));
     tokio::select! {
-        client = opening => Ok(client?),
-        () = gave_up => bail!("{} does not answer", request.meta),
+        client = opening => match client {
+            Some(client) => Ok(client?),
+            None => bail!("{} does not answer; the log says more", request.meta),
+        },
         signal = termination.received() => bail!("ended by {signal} while opening the volume"),
+    }
+}
+
+/// What the work answers; nothing when the deadline came first.
+async fn by<T>(deadline: Option<Instant>, work: impl Future<Output = T>) -> Option<T> {
+    match deadline {
+        Some(deadline) => tokio::time::timeout_at(deadline.into(), work).await.ok(),
+        None => Some(work.await),
+    }
+}
+
+/// Writes a small object, reads it back and removes it. Failures are not tried again behind its back, so that the
+/// reason is known in time.
+async fn check_storage(request: &MountRequest, client: &Client, deadline: Option<Instant>) -> anyhow::Result<()> {
+    let settings = ClientSettings { io_retries: 0, ..request.settings.clone() };
+    let objects = open_objects(&client.format, &settings, client.vfs.data().pool())?;
+    match by(deadline, probe(&*objects.store, deadline)).await {
+        Some(probed) => Ok(probed?),
+        None => bail!("{} does not answer", objects.store.name()),
     }
 }
 
@@ -98,16 +115,20 @@ async fn unmount(mounted: &Mounted) -> Result<(), crate::base::Fault> {
     mounted.wait(GRACE).await
 }
 
-async fn mount(request: &MountRequest, client: &Client) -> anyhow::Result<Mounted> {
+async fn mount(
+    request: &MountRequest,
+    client: &Client,
+    registry: Arc<Registry>,
+    deadline: Option<Instant>,
+) -> anyhow::Result<Mounted> {
     let settings = &request.settings;
     if settings.check_storage {
-        probe(&*client.objects.store).await.context("test the object storage")?;
+        check_storage(request, client, deadline).await.context("test the object storage")?;
     }
-    let root = client.vfs.getattr(Ino::ROOT).await.context("find the root of the volume")?;
+    let root = client.vfs.getattr(client.vfs.root()).await.context("find the root of the volume")?;
     if !root.is_dir() {
         bail!("the root of volume {} is not a directory: the metadata is damaged", client.format.name);
     }
-    let registry = registry(request, client);
     let log = AccessLog::new(Arc::new(SystemClock), Some(FuseMetrics::new(registry.clone())));
     let options = options(request, client);
     let facts = Facts {
@@ -125,7 +146,7 @@ async fn mount(request: &MountRequest, client: &Client) -> anyhow::Result<Mounte
             volume: client.format.name.clone(),
             prefixed: settings.prefix_internal,
             hidden: settings.hide_internal,
-            trash: true,
+            trash: settings.subdir.is_none(),
             uid: nix::unistd::geteuid().as_raw(),
             gid: nix::unistd::getegid().as_raw(),
             mounted_at: SystemClock.now(),
@@ -167,7 +188,25 @@ fn options(request: &MountRequest, client: &Client) -> Options {
     options
 }
 
-/// The numbers that `.stats` shows.
+/// A mount without numbers is better than none.
+async fn metrics_endpoint(request: &MountRequest, registry: Arc<Registry>) -> Option<Endpoint> {
+    let asked = request.settings.metrics.as_deref();
+    if asked == Some("") {
+        return None;
+    }
+    match Endpoint::start(asked, registry).await {
+        Ok(endpoint) => {
+            tracing::info!("Prometheus metrics listening on {}", endpoint.address());
+            Some(endpoint)
+        }
+        Err(error) => {
+            tracing::error!("no metrics endpoint on {}: {error}", asked.unwrap_or("127.0.0.1"));
+            None
+        }
+    }
+}
+
+/// The numbers that `.stats` and the metrics endpoint show.
 fn registry(request: &MountRequest, client: &Client) -> Arc<Registry> {
     use crate::telemetry::metrics::Kind::{Counter, Gauge};
     let host = nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -180,6 +219,10 @@ fn registry(request: &MountRequest, client: &Client) -> Arc<Registry> {
     let constant = constant.map(|(key, value)| (key.to_owned(), value)).into_iter();
     let registry = Registry::new(constant.chain(request.settings.custom_labels.iter().cloned()));
     registry.register_process();
+    if let Some(subdir) = &request.settings.subdir {
+        let labels = [("subdir", subdir.as_str())];
+        registry.read("subdir_info", "The directory that is mounted.", Gauge, &labels, || Some(1.0));
+    }
     let meta = client.vfs.meta().clone();
     registry
         .read("used_space", "Used space of the volume in bytes.", Gauge, &[], move || Some(meta.usage().space as f64));

@@ -7,10 +7,8 @@
 //! - acted on: everything without a note below;
 //! - accepted with a warning, because ignoring them is safe: `writeback` and its companions (`writeback-threshold-size`,
 //!   `upload-delay`, `upload-hours`, `max-stage-write`) — blocks are written through, which is slower and never less
-//!   durable; `consul`; `backup-meta` — this build makes no backups; `metrics` — the
-//!   numbers are in `.stats` only; `open-cache`, `sort-dir`, `network-interfaces`;
-//! - refused, because ignoring them would change what the user gets: `subdir`, `storage-class`, `tag`, and an `atime-mode`
-//!   other than `noatime`.
+//!   durable; `consul`; `backup-meta` — this build makes no backups; `open-cache`, `sort-dir`;
+//! - refused, because ignoring them would change what the user gets: `tag`.
 
 use super::units::{Bandwidth, Hours, Size};
 use super::{ConfigError, ConfigResult};
@@ -360,24 +358,16 @@ impl ClientSettings {
                 "upload-delay, upload-hours and writeback-threshold-size have no effect without writeback".into(),
             );
         }
-        let missing = [
-            ("subdir", self.subdir.is_some()),
-            ("storage-class", self.storage_class.is_some()),
-            ("tag", self.tag.is_some()),
-            ("atime-mode other than noatime", self.atime_mode != AtimeMode::Never),
-        ];
-        if let Some((option, _)) = missing.iter().find(|(_, given)| *given) {
-            return Err(ConfigError::new(format!(
-                "{option} is not in this build yet, and going on without it would not be what was asked for"
-            )));
+        if self.tag.is_some() {
+            return Err(ConfigError::new(
+                "tag is not in this build yet, and going on without it would not be what was asked for",
+            ));
         }
         let defaults = ClientSettings::default();
         let without_effect = [
             ("consul", self.consul.is_some(), "nothing is registered"),
-            ("metrics", self.metrics.is_some(), "the numbers are in the .stats file"),
             ("open-cache", !self.open_cache.is_zero(), "attributes are asked for at each open"),
             ("sort-dir", self.sort_dir, "listings come in the order of the metadata engine"),
-            ("network-interfaces", !self.network_interfaces.is_empty(), "all addresses are shown"),
             (
                 "backup-meta",
                 self.backup_meta != defaults.backup_meta && !self.backup_meta.is_zero(),
@@ -422,8 +412,7 @@ mod tests {
         assert!(refused(|s| s.free_space_ratio = f64::NAN).contains("free-space-ratio"));
         assert!(refused(|s| s.max_uploads = 0).contains("max-uploads"));
         assert!(refused(|s| s.get_timeout = Duration::ZERO).contains("get-timeout"));
-        assert!(refused(|s| s.subdir = Some("a".into())).contains("subdir"));
-        assert!(refused(|s| s.atime_mode = AtimeMode::Strict).contains("atime-mode"));
+        assert!(refused(|s| s.tag = Some("k=v".into())).contains("tag"));
         checked(|s| s.backup_meta = Duration::ZERO).unwrap();
     }
 

@@ -20,7 +20,7 @@ use crate::meta::ops::rename::RenameMode;
 use crate::meta::record::PlockRange;
 use crate::meta::{Caller, Entry};
 use crate::vfs::control::Control;
-use crate::vfs::{DirItem, Opened, Vfs};
+use crate::vfs::{DirItem, Numbers, Opened, Vfs};
 use bytes::Bytes;
 use futures::StreamExt;
 use std::sync::Arc;
@@ -102,6 +102,11 @@ impl Dispatcher {
         };
         let attendant = Attendant::new(runtime, observer, options.deadline);
         Arc::new(Dispatcher { vfs, control, attendant, settings, no_groups: Arc::new([]) })
+    }
+
+    /// How the kernel numbers the nodes of this mount.
+    pub fn numbers(&self) -> Numbers {
+        self.vfs.numbers()
     }
 
     /// Who answers the requests.
@@ -197,6 +202,8 @@ impl Dispatcher {
                         Ok(Answer::Node(this.node(ino, attr)))
                     });
                 }
+                // Nothing lies above the mount.
+                let name = if parent == self.vfs.root() && name == b".." { &b"."[..] } else { name };
                 let (caller, name) = (self.caller(origin), Name::entry(name));
                 Box::pin(async move {
                     match this.vfs.lookup(&caller, parent, &name?).await {
@@ -320,12 +327,17 @@ impl Dispatcher {
                 })
             }
             Request::ReadDir { ino, handle, offset, plus } => Box::pin(async move {
-                let items = match ino == Ino::ROOT && offset >= LISTED_FROM {
+                let is_root = ino == this.vfs.root();
+                let mut items = match is_root && offset >= LISTED_FROM {
                     true => Vec::new(),
                     false => this.vfs.readdir(ino, handle, offset).await?,
                 };
-                if items.is_empty() && ino == Ino::ROOT {
+                if items.is_empty() && is_root {
                     return this.listing(this.listed_after(offset), plus).await;
+                }
+                // Nothing lies above the mount.
+                if let Some(above) = items.iter_mut().find(|item| is_root && item.name.is_dot_dot()) {
+                    above.ino = ino;
                 }
                 this.listing(items, plus).await
             }),
@@ -487,7 +499,7 @@ impl Dispatcher {
             Request::Release { handle, .. } => self.control.release(handle).map(|()| Answer::Done),
             Request::Fsync { .. } => Ok(Answer::Done),
             Request::StatFs { .. } => {
-                return Box::pin(async move { this.vfs.statfs(Ino::ROOT).await.map(|s| space(&s)) });
+                return Box::pin(async move { this.vfs.statfs(this.vfs.root()).await.map(|s| space(&s)) });
             }
             Request::Access { .. } => Ok(Answer::Done),
             Request::GetXattr { .. } | Request::RemoveXattr { .. } => Err(Errno::ENODATA.into()),

@@ -12,13 +12,10 @@ use super::convert::{self, PREFERRED_IO_BYTES};
 use super::dispatch::Dispatcher;
 use super::mount::{Channel, Options};
 use super::reply::contiguous;
-use super::told::Told;
-use super::transport::{
-    Answer, Changes, KernelCache, Listed, NewTime, Node, Opening, Origin, RangeLock, Reply, Request,
-};
+use super::transport::{Answer, Changes, KernelCache, Listed, NewTime, Opening, Origin, RangeLock, Reply, Request};
 use crate::base::{Attr, Errno, Fault, Ino, Kind};
-use crate::vfs::Handle;
-
+use crate::vfs::seen::SeenFiles;
+use crate::vfs::{Handle, Numbers};
 use fuser::{FileHandle, FopenFlags, INodeNo, InitFlags};
 use std::ffi::OsStr;
 use std::io;
@@ -45,14 +42,15 @@ impl Serving {
         ended: impl FnOnce(io::Result<()>) + Send + 'static,
     ) -> Result<Serving, Fault> {
         let refused = |error: io::Error| Fault::unavailable("start FUSE session").source(error);
-        let kernel = Arc::<Kernel>::default();
+        let numbers = dispatcher.numbers();
+        let kernel = Arc::new(Kernel { numbers, told: SeenFiles::default(), notices: OnceLock::new() });
         let files = Files { dispatcher, wishes: Wishes::of(options), kernel: kernel.clone() };
         let session = match channel {
             Channel::Device(device) => fuser::Session::from_fd(files, device, acl(options), config(options, &[])),
             Channel::Helper(point) => fuser::Session::new(files, &point, &config(options, &helper_options(options))),
         }
         .map_err(refused)?;
-        let cache = kernel.notices.get_or_init(|| Arc::new(Notices(session.notifier()))).clone();
+        let cache = kernel.notices.get_or_init(|| Arc::new(Notices { notifier: session.notifier(), numbers })).clone();
         let thread = std::thread::Builder::new()
             .name("fuse-session".into())
             .spawn(move || ended(session.run()))
@@ -140,9 +138,12 @@ struct Files {
 }
 
 /// What was said to the kernel, and the way to say more.
-#[derive(Default)]
 struct Kernel {
-    told: Told,
+    numbers: Numbers,
+    /// The kernel keeps attributes for a while and does not ask again when a file is opened. What open finds in the
+    /// metadata is held against this table, so that a process that opens a file after another client closed it sees
+    /// that client's length at once (close-to-open), and no request is spent when nothing changed.
+    told: SeenFiles,
     /// Empty until the session is set up.
     notices: OnceLock<Arc<Notices>>,
 }
@@ -152,10 +153,14 @@ impl Files {
         let origin = Origin { unique: req.unique().0, uid: req.uid(), gid: req.gid(), pid: req.pid() };
         self.dispatcher.serve(origin, request, Answering { slot: reply, kernel: self.kernel.clone() });
     }
+
+    fn ino(&self, number: INodeNo) -> Ino {
+        self.kernel.numbers.stored(Ino(number.0))
+    }
 }
 
-fn ino(number: INodeNo) -> Ino {
-    Ino(number.0)
+fn number(kernel: &Kernel, ino: Ino) -> INodeNo {
+    INodeNo(kernel.numbers.shown(ino).0)
 }
 
 fn handle(number: FileHandle) -> Handle {
@@ -188,11 +193,11 @@ impl fuser::Filesystem for Files {
     }
 
     fn lookup(&self, req: &fuser::Request, parent: INodeNo, name: &OsStr, reply: fuser::ReplyEntry) {
-        self.serve(req, Request::Lookup { parent: ino(parent), name: name.as_bytes() }, Slot::Entry(reply));
+        self.serve(req, Request::Lookup { parent: self.ino(parent), name: name.as_bytes() }, Slot::Entry(reply));
     }
 
     fn getattr(&self, req: &fuser::Request, node: INodeNo, fh: Option<FileHandle>, reply: fuser::ReplyAttr) {
-        self.serve(req, Request::GetAttr { ino: ino(node), handle: fh.map(handle) }, Slot::Attr(reply));
+        self.serve(req, Request::GetAttr { ino: self.ino(node), handle: fh.map(handle) }, Slot::Attr(reply));
     }
 
     fn setattr(
@@ -222,11 +227,11 @@ impl fuser::Filesystem for Files {
             mtime: mtime.map(new_time),
             ctime: ctime.map(convert::wire_time),
         };
-        self.serve(req, Request::SetAttr { ino: ino(node), handle: fh.map(handle), changes }, Slot::Attr(reply));
+        self.serve(req, Request::SetAttr { ino: self.ino(node), handle: fh.map(handle), changes }, Slot::Attr(reply));
     }
 
     fn readlink(&self, req: &fuser::Request, node: INodeNo, reply: fuser::ReplyData) {
-        self.serve(req, Request::ReadLink { ino: ino(node) }, Slot::Data(reply));
+        self.serve(req, Request::ReadLink { ino: self.ino(node) }, Slot::Data(reply));
     }
 
     fn mknod(
@@ -239,7 +244,7 @@ impl fuser::Filesystem for Files {
         rdev: u32,
         reply: fuser::ReplyEntry,
     ) {
-        let request = Request::MakeNode { parent: ino(parent), name: name.as_bytes(), mode, umask, rdev };
+        let request = Request::MakeNode { parent: self.ino(parent), name: name.as_bytes(), mode, umask, rdev };
         self.serve(req, request, Slot::Entry(reply));
     }
 
@@ -252,16 +257,16 @@ impl fuser::Filesystem for Files {
         umask: u32,
         reply: fuser::ReplyEntry,
     ) {
-        let request = Request::MakeDir { parent: ino(parent), name: name.as_bytes(), mode, umask };
+        let request = Request::MakeDir { parent: self.ino(parent), name: name.as_bytes(), mode, umask };
         self.serve(req, request, Slot::Entry(reply));
     }
 
     fn unlink(&self, req: &fuser::Request, parent: INodeNo, name: &OsStr, reply: fuser::ReplyEmpty) {
-        self.serve(req, Request::Unlink { parent: ino(parent), name: name.as_bytes() }, Slot::Empty(reply));
+        self.serve(req, Request::Unlink { parent: self.ino(parent), name: name.as_bytes() }, Slot::Empty(reply));
     }
 
     fn rmdir(&self, req: &fuser::Request, parent: INodeNo, name: &OsStr, reply: fuser::ReplyEmpty) {
-        self.serve(req, Request::RemoveDir { parent: ino(parent), name: name.as_bytes() }, Slot::Empty(reply));
+        self.serve(req, Request::RemoveDir { parent: self.ino(parent), name: name.as_bytes() }, Slot::Empty(reply));
     }
 
     fn symlink(
@@ -273,7 +278,7 @@ impl fuser::Filesystem for Files {
         reply: fuser::ReplyEntry,
     ) {
         let target = target.as_os_str().as_bytes();
-        let request = Request::Symlink { parent: ino(parent), name: link_name.as_bytes(), target };
+        let request = Request::Symlink { parent: self.ino(parent), name: link_name.as_bytes(), target };
         self.serve(req, request, Slot::Entry(reply));
     }
 
@@ -288,9 +293,9 @@ impl fuser::Filesystem for Files {
         reply: fuser::ReplyEmpty,
     ) {
         let request = Request::Rename {
-            parent: ino(parent),
+            parent: self.ino(parent),
             name: name.as_bytes(),
-            new_parent: ino(newparent),
+            new_parent: self.ino(newparent),
             new_name: newname.as_bytes(),
             flags: flags.bits(),
         };
@@ -298,12 +303,12 @@ impl fuser::Filesystem for Files {
     }
 
     fn link(&self, req: &fuser::Request, node: INodeNo, newparent: INodeNo, newname: &OsStr, reply: fuser::ReplyEntry) {
-        let request = Request::Link { ino: ino(node), parent: ino(newparent), name: newname.as_bytes() };
+        let request = Request::Link { ino: self.ino(node), parent: self.ino(newparent), name: newname.as_bytes() };
         self.serve(req, request, Slot::Entry(reply));
     }
 
     fn open(&self, req: &fuser::Request, node: INodeNo, flags: fuser::OpenFlags, reply: fuser::ReplyOpen) {
-        self.serve(req, Request::Open { ino: ino(node), flags: flags.0 }, Slot::Open(reply));
+        self.serve(req, Request::Open { ino: self.ino(node), flags: flags.0 }, Slot::Open(reply));
     }
 
     fn read(
@@ -317,7 +322,7 @@ impl fuser::Filesystem for Files {
         _lock_owner: Option<fuser::LockOwner>,
         reply: fuser::ReplyData,
     ) {
-        let request = Request::Read { ino: ino(node), handle: handle(fh), offset, len: size };
+        let request = Request::Read { ino: self.ino(node), handle: handle(fh), offset, len: size };
         self.serve(req, request, Slot::Data(reply));
     }
 
@@ -333,7 +338,7 @@ impl fuser::Filesystem for Files {
         _lock_owner: Option<fuser::LockOwner>,
         reply: fuser::ReplyWrite,
     ) {
-        let request = Request::Write { ino: ino(node), handle: handle(fh), offset, data };
+        let request = Request::Write { ino: self.ino(node), handle: handle(fh), offset, data };
         self.serve(req, request, Slot::Write(reply));
     }
 
@@ -345,7 +350,7 @@ impl fuser::Filesystem for Files {
         lock_owner: fuser::LockOwner,
         reply: fuser::ReplyEmpty,
     ) {
-        let request = Request::Flush { ino: ino(node), handle: handle(fh), owner: lock_owner.0 };
+        let request = Request::Flush { ino: self.ino(node), handle: handle(fh), owner: lock_owner.0 };
         self.serve(req, request, Slot::Empty(reply));
     }
 
@@ -360,20 +365,20 @@ impl fuser::Filesystem for Files {
         reply: fuser::ReplyEmpty,
     ) {
         let owner = lock_owner.map(|owner| owner.0);
-        let request = Request::Release { ino: ino(node), handle: handle(fh), flags: flags.0, owner };
+        let request = Request::Release { ino: self.ino(node), handle: handle(fh), flags: flags.0, owner };
         self.serve(req, request, Slot::Empty(reply));
     }
 
     fn fsync(&self, req: &fuser::Request, node: INodeNo, fh: FileHandle, datasync: bool, reply: fuser::ReplyEmpty) {
-        self.serve(req, Request::Fsync { ino: ino(node), handle: handle(fh), datasync }, Slot::Empty(reply));
+        self.serve(req, Request::Fsync { ino: self.ino(node), handle: handle(fh), datasync }, Slot::Empty(reply));
     }
 
     fn opendir(&self, req: &fuser::Request, node: INodeNo, flags: fuser::OpenFlags, reply: fuser::ReplyOpen) {
-        self.serve(req, Request::OpenDir { ino: ino(node), flags: flags.0 }, Slot::Open(reply));
+        self.serve(req, Request::OpenDir { ino: self.ino(node), flags: flags.0 }, Slot::Open(reply));
     }
 
     fn readdir(&self, req: &fuser::Request, node: INodeNo, fh: FileHandle, offset: u64, reply: fuser::ReplyDirectory) {
-        let request = Request::ReadDir { ino: ino(node), handle: handle(fh), offset, plus: false };
+        let request = Request::ReadDir { ino: self.ino(node), handle: handle(fh), offset, plus: false };
         self.serve(req, request, Slot::Directory(reply));
     }
 
@@ -385,7 +390,7 @@ impl fuser::Filesystem for Files {
         offset: u64,
         reply: fuser::ReplyDirectoryPlus,
     ) {
-        let request = Request::ReadDir { ino: ino(node), handle: handle(fh), offset, plus: true };
+        let request = Request::ReadDir { ino: self.ino(node), handle: handle(fh), offset, plus: true };
         self.serve(req, request, Slot::DirectoryPlus(reply));
     }
 
@@ -397,15 +402,15 @@ impl fuser::Filesystem for Files {
         _flags: fuser::OpenFlags,
         reply: fuser::ReplyEmpty,
     ) {
-        self.serve(req, Request::ReleaseDir { ino: ino(node), handle: handle(fh) }, Slot::Empty(reply));
+        self.serve(req, Request::ReleaseDir { ino: self.ino(node), handle: handle(fh) }, Slot::Empty(reply));
     }
 
     fn fsyncdir(&self, req: &fuser::Request, node: INodeNo, fh: FileHandle, datasync: bool, reply: fuser::ReplyEmpty) {
-        self.serve(req, Request::FsyncDir { ino: ino(node), handle: handle(fh), datasync }, Slot::Empty(reply));
+        self.serve(req, Request::FsyncDir { ino: self.ino(node), handle: handle(fh), datasync }, Slot::Empty(reply));
     }
 
     fn statfs(&self, req: &fuser::Request, node: INodeNo, reply: fuser::ReplyStatfs) {
-        self.serve(req, Request::StatFs { ino: ino(node) }, Slot::Statfs(reply));
+        self.serve(req, Request::StatFs { ino: self.ino(node) }, Slot::Statfs(reply));
     }
 
     fn setxattr(
@@ -418,24 +423,24 @@ impl fuser::Filesystem for Files {
         _position: u32,
         reply: fuser::ReplyEmpty,
     ) {
-        let request = Request::SetXattr { ino: ino(node), name: name.as_bytes(), value, flags };
+        let request = Request::SetXattr { ino: self.ino(node), name: name.as_bytes(), value, flags };
         self.serve(req, request, Slot::Empty(reply));
     }
 
     fn getxattr(&self, req: &fuser::Request, node: INodeNo, name: &OsStr, size: u32, reply: fuser::ReplyXattr) {
-        self.serve(req, Request::GetXattr { ino: ino(node), name: name.as_bytes(), size }, Slot::Xattr(reply));
+        self.serve(req, Request::GetXattr { ino: self.ino(node), name: name.as_bytes(), size }, Slot::Xattr(reply));
     }
 
     fn listxattr(&self, req: &fuser::Request, node: INodeNo, size: u32, reply: fuser::ReplyXattr) {
-        self.serve(req, Request::ListXattr { ino: ino(node), size }, Slot::Xattr(reply));
+        self.serve(req, Request::ListXattr { ino: self.ino(node), size }, Slot::Xattr(reply));
     }
 
     fn removexattr(&self, req: &fuser::Request, node: INodeNo, name: &OsStr, reply: fuser::ReplyEmpty) {
-        self.serve(req, Request::RemoveXattr { ino: ino(node), name: name.as_bytes() }, Slot::Empty(reply));
+        self.serve(req, Request::RemoveXattr { ino: self.ino(node), name: name.as_bytes() }, Slot::Empty(reply));
     }
 
     fn access(&self, req: &fuser::Request, node: INodeNo, mask: fuser::AccessFlags, reply: fuser::ReplyEmpty) {
-        self.serve(req, Request::Access { ino: ino(node), mask: mask.bits() }, Slot::Empty(reply));
+        self.serve(req, Request::Access { ino: self.ino(node), mask: mask.bits() }, Slot::Empty(reply));
     }
 
     fn create(
@@ -448,7 +453,7 @@ impl fuser::Filesystem for Files {
         flags: i32,
         reply: fuser::ReplyCreate,
     ) {
-        let request = Request::Create { parent: ino(parent), name: name.as_bytes(), mode, umask, flags };
+        let request = Request::Create { parent: self.ino(parent), name: name.as_bytes(), mode, umask, flags };
         self.serve(req, request, Slot::Create(reply));
     }
 
@@ -465,7 +470,7 @@ impl fuser::Filesystem for Files {
         reply: fuser::ReplyLock,
     ) {
         let lock = RangeLock { start, end, kind: typ, pid };
-        let request = Request::GetLock { ino: ino(node), handle: handle(fh), owner: lock_owner.0, lock };
+        let request = Request::GetLock { ino: self.ino(node), handle: handle(fh), owner: lock_owner.0, lock };
         self.serve(req, request, Slot::Lock(reply));
     }
 
@@ -483,7 +488,8 @@ impl fuser::Filesystem for Files {
         reply: fuser::ReplyEmpty,
     ) {
         let lock = RangeLock { start, end, kind: typ, pid };
-        let request = Request::SetLock { ino: ino(node), handle: handle(fh), owner: lock_owner.0, lock, wait: sleep };
+        let request =
+            Request::SetLock { ino: self.ino(node), handle: handle(fh), owner: lock_owner.0, lock, wait: sleep };
         self.serve(req, request, Slot::Empty(reply));
     }
 
@@ -498,7 +504,7 @@ impl fuser::Filesystem for Files {
         out_size: u32,
         reply: fuser::ReplyIoctl,
     ) {
-        let (ino, handle) = (ino(node), handle(fh));
+        let (ino, handle) = (self.ino(node), handle(fh));
         let request = Request::Ioctl { ino, handle, command: cmd, input: in_data, output_bytes: out_size };
         self.serve(req, request, Slot::Ioctl(reply));
     }
@@ -513,7 +519,7 @@ impl fuser::Filesystem for Files {
         mode: i32,
         reply: fuser::ReplyEmpty,
     ) {
-        let request = Request::Allocate { ino: ino(node), handle: handle(fh), mode, offset, len: length };
+        let request = Request::Allocate { ino: self.ino(node), handle: handle(fh), mode, offset, len: length };
         self.serve(req, request, Slot::Empty(reply));
     }
 
@@ -531,8 +537,8 @@ impl fuser::Filesystem for Files {
         reply: fuser::ReplyWrite,
     ) {
         let request = Request::CopyRange {
-            from: (ino(ino_in), handle(fh_in), offset_in),
-            to: (ino(ino_out), handle(fh_out), offset_out),
+            from: (self.ino(ino_in), handle(fh_in), offset_in),
+            to: (self.ino(ino_out), handle(fh_out), offset_out),
             len,
             flags: flags.bits(),
         };
@@ -605,13 +611,18 @@ impl Slot {
         match (self, answer) {
             (Slot::Empty(reply), Answer::Done) => reply.ok(),
             (Slot::Entry(reply), Answer::Node(node)) => {
-                kernel.told.note(node.ino, &node.attr);
-                reply.entry_with_ttls(&node.belief.attr, &node.belief.entry, &file_attr(&node), GENERATION);
+                kernel.told.note_attr(node.ino, &node.attr);
+                reply.entry_with_ttls(
+                    &node.belief.attr,
+                    &node.belief.entry,
+                    &file_attr(number(kernel, node.ino), &node.attr),
+                    GENERATION,
+                );
             }
             (Slot::Entry(reply), Answer::NoNode(ttl)) => reply.entry(&ttl, &no_node(), GENERATION),
             (Slot::Attr(reply), Answer::Attr(node)) => {
-                kernel.told.note(node.ino, &node.attr);
-                reply.attr(&node.belief.attr, &file_attr(&node));
+                kernel.told.note_attr(node.ino, &node.attr);
+                reply.attr(&node.belief.attr, &file_attr(number(kernel, node.ino), &node.attr));
             }
             (Slot::Data(reply), Answer::Target(target)) => reply.data(&target),
             (Slot::Data(reply), Answer::Data(payload)) => contiguous(&payload, |bytes| reply.data(bytes)),
@@ -625,15 +636,15 @@ impl Slot {
                 reply.opened(FileHandle(opening.handle.0), open_flags(&opening));
             }
             (Slot::Create(reply), Answer::Created(node, opening)) => {
-                kernel.told.note(node.ino, &node.attr);
-                let (ttl, attr) = (node.belief.joined(), file_attr(&node));
+                kernel.told.note_attr(node.ino, &node.attr);
+                let (ttl, attr) = (node.belief.joined(), file_attr(number(kernel, node.ino), &node.attr));
                 reply.created(&ttl, &attr, GENERATION, FileHandle(opening.handle.0), open_flags(&opening));
             }
             (Slot::Write(reply), Answer::Written(bytes)) => reply.written(bytes),
             (Slot::Directory(mut reply), Answer::Listing(entries)) => {
                 for Listed { item, .. } in &entries {
                     let name = OsStr::from_bytes(item.name.as_bytes());
-                    if reply.add(INodeNo(item.ino.0), item.next, file_type(item.kind), name) {
+                    if reply.add(number(kernel, item.ino), item.next, file_type(item.kind), name) {
                         break;
                     }
                 }
@@ -646,9 +657,9 @@ impl Slot {
                     // name is listed, and looked up when it is needed.
                     let dots = item.name.is_dot() || item.name.is_dot_dot();
                     let (ttl, attr) = match item.attr {
-                        Some(attr) => (belief.joined(), file_attr(&Node { ino: item.ino, attr, belief: *belief })),
+                        Some(attr) => (belief.joined(), file_attr(number(kernel, item.ino), &attr)),
                         None => {
-                            let ino = INodeNo(if dots { item.ino.0 } else { 0 });
+                            let ino = if dots { number(kernel, item.ino) } else { INodeNo(0) };
                             (Duration::ZERO, fuser::FileAttr { ino, kind: file_type(item.kind), ..no_node() })
                         }
                     };
@@ -656,7 +667,7 @@ impl Slot {
                         break;
                     }
                     if let Some(attr) = &item.attr {
-                        kernel.told.note(item.ino, attr);
+                        kernel.told.note_attr(item.ino, attr);
                     }
                 }
                 reply.ok();
@@ -722,10 +733,9 @@ fn file_type(kind: Kind) -> fuser::FileType {
     }
 }
 
-fn file_attr(node: &Node) -> fuser::FileAttr {
-    let attr: &Attr = &node.attr;
+fn file_attr(ino: INodeNo, attr: &Attr) -> fuser::FileAttr {
     fuser::FileAttr {
-        ino: INodeNo(node.ino.0),
+        ino,
         size: attr.length,
         blocks: convert::blocks(attr),
         atime: convert::system_time(attr.atime),
@@ -764,13 +774,16 @@ fn no_node() -> fuser::FileAttr {
     }
 }
 
-struct Notices(fuser::Notifier);
+struct Notices {
+    notifier: fuser::Notifier,
+    numbers: Numbers,
+}
 
 impl Notices {
     /// The kernel forgets the attributes of a node and keeps its data. May be called while it waits for an answer about
     /// the node: a negative offset leaves the pages alone, and with them the locks that a read under way holds.
     fn forget_attributes(&self, ino: Ino) {
-        if let Err(error) = self.0.inval_inode(INodeNo(ino.0), -1, 0) {
+        if let Err(error) = self.notifier.inval_inode(INodeNo(self.numbers.shown(ino).0), -1, 0) {
             tracing::debug!(%ino, %error, "the kernel kept attributes until their time is over");
         }
     }
@@ -778,13 +791,13 @@ impl Notices {
 
 impl KernelCache for Notices {
     fn forget_entry(&self, parent: Ino, name: &[u8]) {
-        if let Err(error) = self.0.inval_entry(INodeNo(parent.0), OsStr::from_bytes(name)) {
+        if let Err(error) = self.notifier.inval_entry(INodeNo(self.numbers.shown(parent).0), OsStr::from_bytes(name)) {
             tracing::debug!(%parent, %error, "the kernel kept an entry until its time is over");
         }
     }
 
     fn forget_node(&self, ino: Ino) {
-        if let Err(error) = self.0.inval_inode(INodeNo(ino.0), 0, 0) {
+        if let Err(error) = self.notifier.inval_inode(INodeNo(self.numbers.shown(ino).0), 0, 0) {
             tracing::debug!(%ino, %error, "the kernel kept a node until its time is over");
         }
     }

@@ -7,9 +7,9 @@
 //!
 //! A request borrows the transport's receive buffer, so whatever outlives the call is copied out of it first.
 
-use super::told::Seen;
 use crate::base::{Attr, Errno, Ino, Timestamp};
 use crate::buf::Payload;
+use crate::vfs::seen::Seen;
 use crate::vfs::{DirItem, Handle};
 use bytes::Bytes;
 use std::time::Duration;

@@ -377,15 +377,15 @@ async fn paths_are_found_both_ways() {
     let meta = volume(true).await;
     let sh = Shell(&meta);
     let top = tree(&sh, "t").await;
-    let entry = meta.resolve(&Caller::root(), b"/t//d0/deep/f").await.unwrap();
+    let entry = meta.resolve(&Caller::root(), Ino::ROOT, b"/t//d0/deep/f").await.unwrap();
     assert_eq!(meta.paths_of(entry.ino).await.unwrap(), [b"/t/d0/deep/f".to_vec()]);
     meta.link(&Caller::root(), entry.ino, top, &name("again")).await.unwrap();
     let mut paths = meta.paths_of(entry.ino).await.unwrap();
     paths.sort();
     assert_eq!(paths, [b"/t/again".to_vec(), b"/t/d0/deep/f".to_vec()]);
     assert_eq!(meta.paths_of(Ino::ROOT).await.unwrap(), [b"/".to_vec()]);
-    assert_eq!(meta.resolve(&Caller::root(), b"t/nothing").await.unwrap_err().errno(), Errno::ENOENT);
-    assert_eq!(meta.resolve(&Caller::root(), b"t/f/x").await.unwrap_err().errno(), Errno::ENOTDIR);
+    assert_eq!(meta.resolve(&Caller::root(), Ino::ROOT, b"t/nothing").await.unwrap_err().errno(), Errno::ENOENT);
+    assert_eq!(meta.resolve(&Caller::root(), Ino::ROOT, b"t/f/x").await.unwrap_err().errno(), Errno::ENOTDIR);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -255,18 +255,33 @@ struct TestTxn {
     interrupt: Option<Interrupt>,
 }
 
-/// What somebody else does between the loads and the commit of a transaction.
+/// What somebody else does at a certain moment of an operation, once.
 #[derive(Clone, Default)]
-pub struct Interrupt(Arc<Mutex<Option<BoxFuture<'static, ()>>>>);
+pub struct Interrupt {
+    before_commit: Arc<Mutex<Option<BoxFuture<'static, ()>>>>,
+    after_read: Arc<Mutex<Option<BoxFuture<'static, ()>>>>,
+}
 
 impl Interrupt {
-    /// Happens before the next commit, once.
+    /// Between the loads and the commit of the next transaction.
     pub fn before_commit(&self, what: impl Future<Output = ()> + Send + 'static) {
-        *self.0.lock() = Some(Box::pin(what));
+        *self.before_commit.lock() = Some(Box::pin(what));
+    }
+
+    /// Between the next read outside of a transaction and its answer.
+    pub fn after_read(&self, what: impl Future<Output = ()> + Send + 'static) {
+        *self.after_read.lock() = Some(Box::pin(what));
     }
 
     pub fn has_happened(&self) -> bool {
-        self.0.lock().is_none()
+        self.before_commit.lock().is_none() && self.after_read.lock().is_none()
+    }
+
+    async fn happen(moment: &Mutex<Option<BoxFuture<'static, ()>>>) {
+        let what = moment.lock().take();
+        if let Some(what) = what {
+            what.await;
+        }
     }
 }
 
@@ -285,7 +300,11 @@ impl Engine for TestEngine {
     }
 
     async fn read(&self, keys: &[Key]) -> EngineResult<Vec<Option<Record>>> {
-        self.inner.read(keys).await
+        let records = self.inner.read(keys).await;
+        if let Some(interrupt) = &self.interrupt {
+            Interrupt::happen(&interrupt.after_read).await;
+        }
+        records
     }
 
     async fn begin(&self, first: &[Key]) -> EngineResult<(Box<dyn EngineTxn>, Vec<Option<Record>>)> {
@@ -328,9 +347,8 @@ impl EngineTxn for TestTxn {
     /// The first commit, which makes the volume, is heard of; then replies are lost once and twice in a row, of commits
     /// that were applied and of others.
     async fn commit(self: Box<Self>, batch: Batch) -> EngineResult<Committed> {
-        let interrupt = self.interrupt.as_ref().and_then(|interrupt| interrupt.0.lock().take());
-        if let Some(interrupt) = interrupt {
-            interrupt.await;
+        if let Some(interrupt) = &self.interrupt {
+            Interrupt::happen(&interrupt.before_commit).await;
         }
         let lost = || EngineError::Undetermined(Fault::undetermined("commit").with("engine", "lossy"));
         match self.commits.as_ref().map_or(0, |commits| commits.fetch_add(1, Ordering::Relaxed) % 5) {

@@ -52,6 +52,9 @@ pub enum Settled<T> {
 const CONFLICT_DEADLINE: Duration = Duration::from_secs(30);
 /// Faults of retryable kinds are tried this often in a row; the engines reconnect on their own meanwhile.
 const FAULT_TRIES_MAX: u32 = 10;
+/// No try after a fault begins later than this. With the engine's own wait for a connection (15 s on Redis) an
+/// operation on an engine that is gone for good fails after half a minute, about when the peer's does.
+const FAULT_DEADLINE: Duration = Duration::from_secs(15);
 
 /// An operation that ran to its end.
 pub struct Done<T> {
@@ -64,7 +67,8 @@ pub struct Done<T> {
 /// Runs an operation to its end: the only retry loop of the metadata layer.
 pub async fn drive<O: Operation>(engine: &dyn Engine, now: impl Fn() -> Timestamp, op: &O) -> Outcome<Done<O::Output>> {
     let started = Instant::now();
-    let (mut conflicts, mut faults) = (0u32, 0u32);
+    let mut conflicts = 0u32;
+    let mut faults = Faults::since(started);
     loop {
         match attempt(engine, now(), op).await {
             Ok(done) => return Ok(done),
@@ -77,19 +81,15 @@ pub async fn drive<O: Operation>(engine: &dyn Engine, now: impl Fn() -> Timestam
             }
             Err(Failed::Undetermined(fault, usage)) => {
                 tracing::warn!(operation = O::NAME, "commit without a reply, looking whether it was applied: {fault}");
-                match settle(engine, now(), op).await? {
+                match settle(engine, now(), op, &mut faults).await? {
                     Settled::Applied(output) => return Ok(Done { output, committed: Committed::default(), usage }),
-                    Settled::NotApplied if faults < FAULT_TRIES_MAX => {
-                        faults += 1;
-                        tokio::time::sleep(fault_pause(faults)).await;
-                    }
+                    Settled::NotApplied if faults.another_try() => faults.pause().await,
                     Settled::NotApplied | Settled::Unknown => return Err(fault.into()),
                 }
             }
-            Err(Failed::Stop(Stop::Fault(fault))) if faults < FAULT_TRIES_MAX && retryable(&fault) => {
-                faults += 1;
-                tracing::warn!(operation = O::NAME, attempt = faults, "will try again: {fault}");
-                tokio::time::sleep(fault_pause(faults)).await;
+            Err(Failed::Stop(Stop::Fault(fault))) if retryable(&fault) && faults.another_try() => {
+                tracing::warn!(operation = O::NAME, attempt = faults.count, "will try again: {fault}");
+                faults.pause().await;
             }
             Err(Failed::Stop(stop)) => return Err(stop),
         }
@@ -124,7 +124,12 @@ async fn attempt<O: Operation>(engine: &dyn Engine, now: Timestamp, op: &O) -> R
     }
 }
 
-async fn settle<O: Operation>(engine: &dyn Engine, now: Timestamp, op: &O) -> Outcome<Settled<O::Output>> {
+async fn settle<O: Operation>(
+    engine: &dyn Engine,
+    now: Timestamp,
+    op: &O,
+    faults: &mut Faults,
+) -> Outcome<Settled<O::Output>> {
     let mut tries = 0;
     loop {
         let mut tx = Tx::new(engine, now);
@@ -133,10 +138,7 @@ async fn settle<O: Operation>(engine: &dyn Engine, now: Timestamp, op: &O) -> Ou
                 tries += 1;
                 tokio::time::sleep(conflict_pause(tries)).await;
             }
-            Err(Stop::Fault(fault)) if tries < FAULT_TRIES_MAX && retryable(&fault) => {
-                tries += 1;
-                tokio::time::sleep(fault_pause(tries)).await;
-            }
+            Err(Stop::Fault(fault)) if retryable(&fault) && faults.another_try() => faults.pause().await,
             other => return other,
         }
     }
@@ -155,9 +157,28 @@ fn conflict_pause(conflicts: u32) -> Duration {
     Duration::from_micros(rand::random_range(0..=ceiling_us))
 }
 
-/// 50 ms, doubling to 3 s: about ten seconds over all tries.
-fn fault_pause(faults: u32) -> Duration {
-    Duration::from_millis((25u64 << faults.min(7)).min(3000))
+/// The faults that one operation met, and whether it may go on.
+struct Faults {
+    count: u32,
+    since: Instant,
+}
+
+impl Faults {
+    fn since(since: Instant) -> Faults {
+        Faults { count: 0, since }
+    }
+
+    /// Counts one more; whether another try follows.
+    fn another_try(&mut self) -> bool {
+        self.count += 1;
+        self.count <= FAULT_TRIES_MAX && self.since.elapsed() < FAULT_DEADLINE
+    }
+
+    /// 50 ms, doubling to 3 s: about ten seconds over all tries.
+    async fn pause(&self) {
+        let pause = Duration::from_millis((25u64 << self.count.min(7)).min(3000));
+        tokio::time::sleep(pause).await;
+    }
 }
 
 /// What an operation sees of the volume while it decides.

@@ -305,7 +305,7 @@ mod tests {
     #[tokio::test]
     async fn objects_are_files_with_the_names_of_their_keys() {
         let (dir, store) = store();
-        super::super::probe(&store).await.unwrap();
+        super::super::probe(&store, None).await.unwrap();
         let big: Vec<u8> = (0..300_000u32).map(|i| i as u8).collect();
         store.put("v/chunks/0/0/1_0_300000", big.clone().into()).await.unwrap();
         store.put("v/small", b"hello".to_vec().into()).await.unwrap();

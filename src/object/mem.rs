@@ -108,7 +108,7 @@ mod tests {
         assert!(store.get("k", Some(3..9)).await.unwrap() == b"lo"[..]);
         assert!(store.get("k", Some(7..9)).await.unwrap().is_empty());
         assert_eq!(store.get("x", None).await.unwrap_err().kind(), crate::base::FaultKind::NotFound);
-        super::super::probe(&store).await.unwrap();
+        super::super::probe(&store, None).await.unwrap();
         assert!(store.list("", "", 9).await.unwrap().iter().all(|l| l.key == "k"));
     }
 }

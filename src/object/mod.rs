@@ -30,7 +30,7 @@ use crate::buf::Payload;
 use async_trait::async_trait;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// What a store can do beyond the plain methods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,8 +92,9 @@ const PROBE_BYTES: usize = 100;
 const PROBE_WAITS: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(4), Duration::from_secs(7)];
 
 /// Writes `testing/<10 random>`, reads it back, compares and deletes it. When the put fails for another reason than
-/// a lack of rights, the bucket is made and the put repeated.
-pub async fn probe(store: &dyn ObjectStore) -> Result<(), Fault> {
+/// a lack of rights, the bucket is made and the put repeated. A failure that may pass is tried again after a while,
+/// but not after `deadline`.
+pub async fn probe(store: &dyn ObjectStore, deadline: Option<Instant>) -> Result<(), Fault> {
     let mut waits = PROBE_WAITS.into_iter();
     loop {
         let fault = match probe_once(store).await {
@@ -101,7 +102,12 @@ pub async fn probe(store: &dyn ObjectStore) -> Result<(), Fault> {
             Err(fault) => fault,
         };
         match waits.next() {
-            Some(wait) if fault.retry() != crate::base::Retry::Never => tokio::time::sleep(wait).await,
+            Some(wait)
+                if fault.retry() != crate::base::Retry::Never
+                    && deadline.is_none_or(|deadline| Instant::now() + wait < deadline) =>
+            {
+                tokio::time::sleep(wait).await
+            }
             _ => return Err(fault.with("store", store.name())),
         }
     }

@@ -16,6 +16,8 @@ pub struct Place {
     pub session_token: String,
     /// Buckets of a sharded volume; 0 or 1 for a plain one.
     pub shards: u32,
+    /// For objects that are written, where the store has classes; empty for the bucket's own.
+    pub storage_class: String,
 }
 
 impl fmt::Debug for Place {
@@ -28,6 +30,7 @@ impl fmt::Debug for Place {
             .field("secret_key", &masked(&self.secret_key))
             .field("session_token", &masked(&self.session_token))
             .field("shards", &self.shards)
+            .field("storage_class", &self.storage_class)
             .finish()
     }
 }
@@ -240,6 +243,7 @@ mod tests {
             secret_key: "hidden".into(),
             session_token: "hidden".into(),
             shards: 3,
+            storage_class: String::new(),
         };
         let buckets: Vec<_> = place.expand().unwrap().into_iter().map(|p| p.bucket).collect();
         assert_eq!(buckets, ["https://b-0.example.com", "https://b-1.example.com", "https://b-2.example.com"]);

@@ -21,6 +21,7 @@ use futures::TryStreamExt;
 use opendal::{Buffer, ErrorKind, Operator, options, services};
 use opendal_http::ReqwestTransport;
 use std::collections::HashMap;
+use std::error::Error as _;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
@@ -53,7 +54,7 @@ fn open_one(place: &Place, pool: &Arc<Pool>) -> Result<SharedStore, Fault> {
     }
     let url = BucketUrl::parse(&place.bucket);
     let (operator, s3) = operator(&kind, place, &url).map_err(|e| {
-        let text = scrub(&e.to_string(), place);
+        let text = words(&e, place);
         Fault::config("open object store").with("storage", &kind).with("bucket", &place.bucket).source(text)
     })?;
     let client = client(&url)?;
@@ -93,6 +94,9 @@ fn operator(kind: &str, place: &Place, url: &BucketUrl) -> opendal::Result<(Oper
     let endpoint_of = |endpoint: Option<String>| {
         endpoint.ok_or_else(|| wrong("this storage kind needs a bucket URL of the form https://<bucket>.<endpoint>"))
     };
+    if !place.storage_class.is_empty() && kind != "gs" && !S3_KINDS.contains(&kind) {
+        tracing::warn!(kind, class = place.storage_class, "the storage class is not set on stores of this kind yet");
+    }
     let operator = match kind {
         kind if S3_KINDS.contains(&kind) => return s3_operator(kind, place, url).map(|(op, s3)| (op, Some(s3))),
         "gs" => {
@@ -102,6 +106,9 @@ fn operator(kind: &str, place: &Place, url: &BucketUrl) -> opendal::Result<(Oper
             let mut builder = services::Gcs::default().bucket(name);
             if let Some(path) = variable(&["GOOGLE_APPLICATION_CREDENTIALS"]) {
                 builder = builder.credential_path(&path);
+            }
+            if !place.storage_class.is_empty() {
+                builder = builder.default_storage_class(&place.storage_class);
             }
             Operator::new(builder)?
         }
@@ -242,6 +249,9 @@ fn s3_operator(kind: &str, place: &Place, url: &BucketUrl) -> opendal::Result<(O
     if s3.virtual_host {
         builder = builder.enable_virtual_host_style();
     }
+    if !place.storage_class.is_empty() {
+        builder = builder.default_storage_class(&place.storage_class);
+    }
     if ak == "anonymous" {
         builder = builder.skip_signature().disable_config_load().disable_ec2_metadata();
     } else if !ak.is_empty() {
@@ -295,6 +305,27 @@ fn client(url: &BucketUrl) -> Result<reqwest::Client, Fault> {
     Ok(if plain { SHARED.get_or_init(|| client).clone() } else { client })
 }
 
+/// What a store's error says, in one line: its words and those of its causes, without the request and response that
+/// OpenDAL adds to them.
+fn words(error: &opendal::Error, place: &Place) -> String {
+    let mut text = error.message().to_owned();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    // A proxy in between may have answered with a page.
+    let mut line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    if let Some((end, _)) = line.char_indices().nth(WORDS_MAX) {
+        line.truncate(end);
+        line.push('…');
+    }
+    scrub(&line, place)
+}
+
+/// Longest text of a store's error, in characters.
+const WORDS_MAX: usize = 500;
+
 /// Error texts hold the request's URL, and a URL may hold a signature.
 fn scrub(text: &str, place: &Place) -> String {
     let secrets = [&place.secret_key, &place.session_token];
@@ -324,7 +355,7 @@ impl Remote {
             // Stores answer oddly when they are overloaded, so the unexpected is worth another try.
             _ => Fault::unavailable(operation),
         };
-        fault.with("store", &self.name).with("key", key).source(scrub(&error.to_string(), &self.place))
+        fault.with("store", &self.name).with("key", key).source(words(&error, &self.place))
     }
 }
 
@@ -497,5 +528,53 @@ mod tests {
         let text = fault.to_string();
         assert!(text.contains("floppy") && text.contains("s3") && text.contains("webdav"), "{text}");
         assert!(!text.contains("c2VjcmV0"), "{text}");
+    }
+
+    #[test]
+    fn an_error_is_one_line_without_the_request() {
+        let place = Place { secret_key: "hidden-secret".into(), ..Place::default() };
+        let error = opendal::Error::new(ErrorKind::Unexpected, "S3Error {\n code: \"SlowDown\" }")
+            .with_context("response", "Parts { status: 503, headers: {} }")
+            .set_source(std::io::Error::other("no route for hidden-secret"));
+        assert_eq!(words(&error, &place), "S3Error { code: \"SlowDown\" }: no route for ***");
+        let page = opendal::Error::new(ErrorKind::Unexpected, "é".repeat(WORDS_MAX + 1));
+        assert_eq!(words(&page, &place).chars().count(), WORDS_MAX + 1);
+    }
+
+    #[tokio::test]
+    async fn a_store_that_refuses_says_so() {
+        let bucket = "http://127.0.0.1:1/bucket";
+        let fault = open_kind("s3", bucket).unwrap()[0].get("k", None).await.unwrap_err();
+        assert_eq!(fault.kind(), FaultKind::Unavailable);
+        let text = fault.to_string();
+        assert!(text.contains("refused") && text.len() < 400, "{text}");
+    }
+
+    /// What goes over the wire: no server here keeps classes that could be asked for afterwards.
+    #[tokio::test]
+    async fn objects_are_put_with_the_storage_class() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let place = Place {
+            storage: "s3".into(),
+            bucket: format!("http://{}/bucket", listener.local_addr().unwrap()),
+            access_key: "AKTEST".into(),
+            secret_key: "secret".into(),
+            storage_class: "STANDARD_IA".into(),
+            ..Place::default()
+        };
+        let store = open(&place, &Pool::new(Budget::new(1 << 20))).unwrap().remove(0);
+        let answer = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = Vec::new();
+            while !head.windows(8).any(|end| end == b"\r\n\r\nbody") {
+                assert!(stream.read_buf(&mut head).await.unwrap() > 0, "the request ends early");
+            }
+            stream.write_all(b"HTTP/1.1 200 OK\r\nETag: \"e\"\r\nContent-Length: 0\r\n\r\n").await.unwrap();
+            String::from_utf8(head).unwrap().to_ascii_lowercase()
+        };
+        let (put, request) = tokio::join!(store.put("k", b"body".to_vec().into()), answer);
+        put.unwrap();
+        assert!(request.contains("x-amz-storage-class: standard_ia\r\n"), "{request}");
     }
 }

@@ -4,18 +4,20 @@
 //! Closing drains: what was written is flushed, background jobs end, and the session is taken out of the volume.
 
 use super::{Vfs, VfsSettings};
-use crate::base::{Fault, Outcome, SliceId};
+use crate::base::{Errno, Fault, Ino, Outcome, SliceId, Stop};
 use crate::buf::{Budget, Pool};
 use crate::cache::{BlockCache, CacheOptions, DiskOptions, Eviction, Verify};
 use crate::chunk::{ChunkOptions, ChunkStore, Compression};
+use crate::config::client as config;
 use crate::config::client::{CacheChecksum, CacheDirs, CacheEviction, ClientSettings};
 use crate::config::units::Bandwidth;
 use crate::config::uri::MetaUri;
 use crate::config::volume::{Access, SESSION_VERSION, VolumeFormat};
 use crate::meta::engine::Engine;
+use crate::meta::ops::attr::AtimeMode;
 use crate::meta::reclaim::SliceRemover;
 use crate::meta::session::{SessionEnd, SessionInfo, SessionNews, Verdict};
-use crate::meta::{Meta, MetaSettings, Rules, outside};
+use crate::meta::{Caller, Meta, MetaSettings, Rules, outside};
 use crate::object::place::Place;
 use crate::object::service;
 use crate::object::stack::{Stack, StackOptions, stack};
@@ -81,7 +83,11 @@ pub fn open_objects(format: &VolumeFormat, settings: &ClientSettings, pool: &Arc
         secret_key: secrets.secret_key.expose().to_owned(),
         session_token: secrets.session_token.expose().to_owned(),
         shards: format.shards,
+        storage_class: settings.storage_class.clone().unwrap_or_else(|| format.storage_class().to_owned()),
     };
+    if format.tiers.get(&0).is_some_and(|tier| !tier.tag.is_empty()) {
+        tracing::warn!("the objects that this client writes do not get the volume's tag: that is not in this build");
+    }
     // What this client was told counts, else what the volume says; below zero means no limit as well.
     let mbps = |own: Option<Bandwidth>, volume: i64| u64::try_from(own.map_or(volume, |own| own.0)).unwrap_or(0);
     let options = StackOptions {
@@ -192,6 +198,11 @@ impl Client {
             outside(meta.engine().prepare().await)?;
         }
 
+        let root = match &settings.subdir {
+            Some(path) => subdirectory(&meta, path).await?,
+            None => Ino::ROOT,
+        };
+
         let budget = Budget::new(settings.buffer_size.bytes());
         let pool = Pool::new(budget);
         let objects = open_objects(&format, settings, &pool)?;
@@ -212,12 +223,14 @@ impl Client {
                 ..ChunkOptions::default()
             },
         );
-        meta.start_session(session_info(mount_point), settings.heartbeat).await?;
+        meta.start_session(session_info(mount_point, &settings.network_interfaces), settings.heartbeat).await?;
         let vfs = Vfs::new(
             meta.clone(),
             data.clone(),
             VfsSettings {
+                root,
                 read_only: settings.read_only,
+                atime: atime_mode(settings.atime_mode),
                 max_readahead_bytes: settings.readahead_bytes(format.block_bytes()),
                 compactions_max: if settings.read_only { 0 } else { COMPACTIONS_MAX },
             },
@@ -282,6 +295,28 @@ pub async fn existing_format(engine: &dyn Engine) -> Outcome<VolumeFormat> {
     stored_format(engine).await?.ok_or_else(|| Fault::config("open volume").source(missing).into())
 }
 
+fn atime_mode(mode: config::AtimeMode) -> AtimeMode {
+    match mode {
+        config::AtimeMode::Never => AtimeMode::Never,
+        config::AtimeMode::Relative => AtimeMode::Relative,
+        config::AtimeMode::Strict => AtimeMode::Strict,
+    }
+}
+
+/// The directory that a mount shows instead of the volume's root.
+async fn subdirectory(meta: &Meta, path: &str) -> Outcome<Ino> {
+    let failed = |why: &'static str| Fault::config("open subdirectory").with("subdir", path).source(why);
+    if path.split('/').any(|part| part == "." || part == "..") {
+        return Err(failed("`.` and `..` have no meaning here").into());
+    }
+    match meta.resolve(&Caller::root(), Ino::ROOT, path.as_bytes()).await {
+        Ok(entry) if entry.attr.is_dir() && !entry.ino.is_trash() => Ok(entry.ino),
+        Ok(_) | Err(Stop::Errno(Errno::ENOTDIR)) => Err(failed("not a directory of the volume").into()),
+        Err(Stop::Errno(Errno::ENOENT)) => Err(failed("there is no such directory in the volume").into()),
+        Err(stop) => Err(stop),
+    }
+}
+
 fn judge(meta: &Meta, uuid: &str, news: SessionNews) -> Verdict {
     match news {
         SessionNews::SettingGone => {
@@ -310,19 +345,19 @@ fn judge(meta: &Meta, uuid: &str, news: SessionNews) -> Verdict {
     }
 }
 
-fn session_info(mount_point: &str) -> SessionInfo {
+fn session_info(mount_point: &str, interfaces: &[String]) -> SessionInfo {
     SessionInfo {
         version: SESSION_VERSION.to_owned(),
         host_name: nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
-        ip_addrs: addresses(),
+        ip_addrs: addresses(interfaces),
         mount_point: mount_point.to_owned(),
         mount_time: jiff::Zoned::now().strftime("%Y-%m-%dT%H:%M:%S.%f%:z").to_string(),
         process_id: std::process::id(),
     }
 }
 
-/// This host's addresses but loopback.
-fn addresses() -> Vec<String> {
+/// This host's addresses but loopback, of the named interfaces or, when none is named, of all.
+fn addresses(named: &[String]) -> Vec<String> {
     let interfaces = match nix::ifaddrs::getifaddrs() {
         Ok(interfaces) => interfaces,
         Err(error) => {
@@ -331,6 +366,7 @@ fn addresses() -> Vec<String> {
         }
     };
     let mut found: Vec<String> = interfaces
+        .filter(|interface| named.is_empty() || named.contains(&interface.interface_name))
         .filter_map(|interface| interface.address)
         .filter_map(|address| {
             let ip = match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {

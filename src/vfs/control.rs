@@ -182,7 +182,7 @@ impl Control {
             return None;
         }
         let ino = *self.names.get(name)?;
-        (parent == Ino::ROOT || ino == Node::Control.ino()).then_some(ino)
+        (parent == self.vfs.root() || ino == Node::Control.ino()).then_some(ino)
     }
 
     /// Whether the inode is a virtual file. The trash is not: it is stored.

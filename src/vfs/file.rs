@@ -4,6 +4,7 @@
 //! A `version` counts every change made through this client. Attributes that were asked for before a change and
 //! arrive after it are not believed.
 
+use super::seen::Seen;
 use super::writer::Pending;
 use crate::base::slice::resolve;
 use crate::base::{Attr, ChunkIndex, Errno, Ino, Slice, Timestamp};
@@ -65,7 +66,7 @@ pub struct FileState {
     /// Bytes, own uncommitted writes included.
     pub length: u64,
     /// The metadata's mtime and length when `chunks` was last known to be right.
-    pub seen: Option<(Timestamp, u64)>,
+    pub seen: Option<Seen>,
     pub version: u64,
     pub chunks: HashMap<ChunkIndex, Arc<ChunkView>>,
     /// Uncommitted slices, oldest first.

@@ -3,6 +3,7 @@
 //! Read-only handles are odd, the others even, as the peer numbers them: after a crash an unknown odd handle can be
 //! made anew, for it has nothing to lose (`spec/data.md` 17.4).
 
+use super::atime::LastLook;
 use super::dirs::DirStream;
 use super::file::File;
 use super::reader::ReadAhead;
@@ -23,6 +24,7 @@ pub struct FileHandle {
     /// open(2) flags.
     pub flags: i32,
     pub read_ahead: Mutex<ReadAhead>,
+    pub last_look: LastLook,
 }
 
 impl FileHandle {

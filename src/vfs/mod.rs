@@ -8,6 +8,7 @@
 //! fsync here and open there (close-to-open). Operations run to their end once begun: whoever waits for one may give
 //! up waiting, the operation itself is not dropped.
 
+pub mod atime;
 pub mod client;
 pub mod compact;
 pub mod control;
@@ -17,16 +18,19 @@ pub mod handle;
 pub mod locks;
 pub mod ops;
 pub mod reader;
+pub mod seen;
 #[cfg(test)]
 pub(crate) mod tests;
 pub mod writer;
 
-use crate::base::Timestamp;
+use crate::base::Ino;
 use crate::chunk::ChunkStore;
 use crate::meta::Meta;
+use crate::meta::ops::attr::AtimeMode;
 use compact::Compactions;
 use file::Files;
 use handle::Handles;
+use seen::{Seen, SeenFiles};
 use std::future::Future;
 use std::sync::{Arc, Weak};
 
@@ -36,9 +40,13 @@ pub use handle::Handle;
 /// How a mount behaves.
 #[derive(Clone, Debug)]
 pub struct VfsSettings {
+    /// The directory that is mounted: the volume's root, or the one of `--subdir`.
+    pub root: Ino,
     pub read_only: bool,
     /// Read-ahead per sequential reader, in bytes; 0 for none.
     pub max_readahead_bytes: u64,
+    /// When reading moves access times.
+    pub atime: AtimeMode,
     /// Slices compacted in the background at a time; 0 for none.
     pub compactions_max: usize,
 }
@@ -51,7 +59,25 @@ pub struct Opened {
     pub keep_cache: bool,
     pub direct_io: bool,
     /// Files only: mtime and length as open found them.
-    pub seen: Option<(Timestamp, u64)>,
+    pub seen: Option<Seen>,
+}
+
+/// Inode numbers as users and the kernel see them: the directory that is mounted, wherever it is in the volume, is
+/// number 1, and everything else keeps its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Numbers {
+    root: Ino,
+}
+
+impl Numbers {
+    pub fn shown(self, ino: Ino) -> Ino {
+        if ino == self.root { Ino::ROOT } else { ino }
+    }
+
+    /// The node behind a number that was shown.
+    pub fn stored(self, shown: Ino) -> Ino {
+        if shown == Ino::ROOT { self.root } else { shown }
+    }
 }
 
 /// One mounted volume.
@@ -61,7 +87,8 @@ pub struct Vfs {
     pub(crate) settings: VfsSettings,
     handles: Handles,
     files: Files,
-    opened_before: ops::OpenedBefore,
+    /// Files that were open here before: the kernel's pages of those that were not seen otherwise since are still good.
+    opened_before: SeenFiles,
     compactions: Compactions,
     runtime: tokio::runtime::Handle,
     me: Weak<Vfs>,
@@ -77,10 +104,19 @@ impl Vfs {
             settings,
             handles: Handles::default(),
             files: Files::default(),
-            opened_before: ops::OpenedBefore::default(),
+            opened_before: SeenFiles::default(),
             runtime: tokio::runtime::Handle::current(),
             me: me.clone(),
         })
+    }
+
+    /// The directory that is mounted.
+    pub fn root(&self) -> Ino {
+        self.settings.root
+    }
+
+    pub fn numbers(&self) -> Numbers {
+        Numbers { root: self.root() }
     }
 
     pub fn meta(&self) -> &Arc<Meta> {

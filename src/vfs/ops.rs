@@ -6,7 +6,7 @@ use super::handle::{DirHandle, FileHandle, Handle, Open};
 use super::writer::FILE_BYTES_MAX;
 use super::{Opened, Vfs};
 use crate::base::mode::Mode;
-use crate::base::{Attr, Errno, Ino, Kind, Name, Outcome, Timestamp};
+use crate::base::{Attr, Errno, Ino, Kind, Name, Outcome};
 use crate::meta::ops::attr::SetAttr;
 use crate::meta::ops::create::NewNode;
 use crate::meta::ops::rename::RenameMode;
@@ -14,8 +14,6 @@ use crate::meta::ops::xattr::XattrMode;
 use crate::meta::usage::StatFs;
 use crate::meta::{Caller, Entry};
 use bytes::Bytes;
-use parking_lot::Mutex;
-use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Longest symlink target that FUSE can carry, in bytes.
@@ -23,33 +21,6 @@ const SYMLINK_BYTES_MAX: usize = 4095;
 /// Entries answered to one readdir at most: about what the kernel's buffer of 32 KiB holds with attributes. What does
 /// not fit is asked for again.
 const READDIR_ENTRIES: usize = 256;
-
-/// Files that were open here before, with the mtime and length they had: the kernel's pages of them are still good
-/// if both are unchanged.
-#[derive(Default)]
-pub struct OpenedBefore(Mutex<HashMap<Ino, (Timestamp, u64)>>);
-
-/// Beyond this many the table starts anew; forgetting costs a re-read, nothing else.
-const OPENED_BEFORE_MAX: usize = 10_000;
-
-impl OpenedBefore {
-    /// Whether the pages from the last time are still good.
-    fn unchanged(&self, ino: Ino, attr: &Attr) -> bool {
-        self.0.lock().get(&ino) == Some(&(attr.mtime, attr.length))
-    }
-
-    fn note(&self, ino: Ino, seen: (Timestamp, u64)) {
-        let mut table = self.0.lock();
-        if table.len() >= OPENED_BEFORE_MAX {
-            table.clear();
-        }
-        table.insert(ino, seen);
-    }
-
-    fn forget(&self, ino: Ino) {
-        self.0.lock().remove(&ino);
-    }
-}
 
 impl Vfs {
     pub async fn lookup(&self, caller: &Caller, parent: Ino, name: &Name) -> Outcome<Entry> {
@@ -126,7 +97,9 @@ impl Vfs {
     }
 
     pub async fn readlink(&self, ino: Ino) -> Outcome<Bytes> {
-        self.meta.readlink(ino).await
+        let target = self.meta.readlink(ino).await?;
+        self.accessed_unseen(ino);
+        Ok(target)
     }
 
     /// mknod, mkdir, symlink.
@@ -183,7 +156,8 @@ impl Vfs {
     ) -> Outcome<(Entry, Opened)> {
         let node = NewNode { kind: Kind::File, mode, umask, rdev: 0, target: None };
         match self.meta.create(caller, parent, name, &node).await {
-            Ok(made) => Ok((made, self.opened(made.ino, made.attr, flags))),
+            // Nothing was committed through this client before the file was there.
+            Ok(made) => Ok((made, self.opened(self.files.enter(made.ino), 0, made.attr, flags))),
             Err(stop) if stop.errno() == Errno::EEXIST && flags & libc::O_EXCL == 0 => {
                 let entry = self.meta.lookup(caller, parent, name).await?;
                 if !entry.attr.is_file() {
@@ -197,23 +171,38 @@ impl Vfs {
     }
 
     pub async fn open(&self, caller: &Caller, ino: Ino, flags: i32) -> Outcome<Opened> {
-        let attr = self.meta.check_open(caller, ino, flags).await?;
-        Ok(self.opened(ino, attr, flags))
-    }
-
-    fn opened(&self, ino: Ino, mut attr: Attr, flags: i32) -> Opened {
-        self.meta.open_file(ino);
+        // Entered first: what is committed through another handle while the metadata answers must not be taken back.
         let file = self.files.enter(ino);
         let version = file.version();
+        match self.meta.check_open(caller, ino, flags).await {
+            Ok(mut attr) => {
+                if flags & libc::O_ACCMODE != libc::O_WRONLY {
+                    self.accessed(ino, &mut attr).await;
+                }
+                Ok(self.opened(file, version, attr, flags))
+            }
+            Err(stop) => {
+                self.files.leave(&file);
+                Err(stop)
+            }
+        }
+    }
+
+    /// `attr` was asked for when the file was at `version`.
+    fn opened(&self, file: Arc<File>, version: u64, mut attr: Attr, flags: i32) -> Opened {
+        let ino = file.ino;
+        self.meta.open_file(ino);
         file.observe(&mut attr, version);
-        let keep_cache = self.opened_before.unchanged(ino, &attr);
-        self.opened_before.note(ino, (attr.mtime, attr.length));
-        let handle = FileHandle { ino, file, flags, read_ahead: Mutex::default() };
+        let seen = (attr.mtime, attr.length);
+        let keep_cache = self.opened_before.knows(ino, seen);
+        self.opened_before.note(ino, seen);
+        let (read_ahead, last_look) = Default::default();
+        let handle = FileHandle { ino, file, flags, read_ahead, last_look };
         Opened {
             handle: self.handles.insert(Open::File(Arc::new(handle))),
             keep_cache,
             direct_io: flags & libc::O_DIRECT != 0,
-            seen: Some((attr.mtime, attr.length)),
+            seen: Some(seen),
         }
     }
 
@@ -303,10 +292,11 @@ impl Vfs {
     }
 
     pub async fn opendir(&self, _caller: &Caller, ino: Ino) -> Outcome<Opened> {
-        let attr = self.meta.getattr(ino).await?;
+        let mut attr = self.meta.getattr(ino).await?;
         if !attr.is_dir() {
             return Err(Errno::ENOTDIR.into());
         }
+        self.accessed(ino, &mut attr).await;
         let stream = tokio::sync::Mutex::new(DirStream::new(ino, attr.parent));
         let handle = self.handles.insert(Open::Dir(Arc::new(DirHandle { ino, stream })));
         Ok(Opened { handle, keep_cache: false, direct_io: false, seen: None })

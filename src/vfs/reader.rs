@@ -94,6 +94,7 @@ impl Vfs {
         }
         let payload = self.read_around(file, off, end, copies).await?;
         self.read_ahead(&handle, off, end);
+        self.accessed_through(&handle);
         Ok(payload)
     }
 

@@ -85,24 +85,36 @@ fn wait_for_port(port: u16, what: &str) {
 /// A Redis server of this test alone.
 pub struct Redis {
     pub port: u16,
-    _server: Server,
-    _dir: TempDir,
+    server: Option<Server>,
+    dir: TempDir,
 }
 
 impl Redis {
     pub fn start() -> Redis {
         let dir = TempDir::new().expect("a temporary directory");
-        let port = free_port();
+        let mut redis = Redis { port: free_port(), server: None, dir };
+        redis.serve();
+        redis
+    }
+
+    fn serve(&mut self) {
         let child = Command::new(program("redis-server").expect("redis-server is installed"))
-            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
+            .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
             .arg("--dir")
-            .arg(dir.path())
+            .arg(self.dir.path())
             .stdout(Stdio::null())
             .spawn()
             .expect("redis-server starts");
-        let server = Server(child);
-        wait_for_port(port, "redis-server");
-        Redis { port, _server: server, _dir: dir }
+        self.server = Some(Server(child));
+        wait_for_port(self.port, "redis-server");
+    }
+
+    /// Away for a while, back with its data.
+    fn interrupt(&mut self, pause: Duration) {
+        run(Command::new("redis-cli").args(["-p", &self.port.to_string(), "shutdown", "save"]));
+        self.server = None;
+        std::thread::sleep(pause);
+        self.serve();
     }
 }
 
@@ -221,6 +233,11 @@ impl Volume {
     /// Kills the server of the metadata, with all that it held.
     pub fn lose_engine(&mut self) {
         drop(self.redis.take().expect("an engine with a server"));
+    }
+
+    /// The server of the metadata goes away for a while and comes back.
+    pub fn interrupt_engine(&mut self, pause: Duration) {
+        self.redis.as_mut().expect("an engine with a server").interrupt(pause);
     }
 
     /// Runs `sluice` on this volume and answers its standard output.

@@ -72,9 +72,9 @@ impl Meta {
         Ok(NamesPage { entries, next })
     }
 
-    /// The node at a path from the root, `/` between names. Symlinks are not followed: one in the middle is ENOTDIR.
-    pub async fn resolve(&self, caller: &Caller, path: &[u8]) -> Outcome<Entry> {
-        let mut entry = Entry { ino: Ino::ROOT, attr: self.getattr(Ino::ROOT).await? };
+    /// The node at a path from a directory, `/` between names. Symlinks are not followed: one in the middle is ENOTDIR.
+    pub async fn resolve(&self, caller: &Caller, from: Ino, path: &[u8]) -> Outcome<Entry> {
+        let mut entry = Entry { ino: from, attr: self.getattr(from).await? };
         for part in path.split(|byte| *byte == b'/').filter(|part| !part.is_empty()) {
             entry = self.lookup(caller, entry.ino, &Name::entry(part)?).await?;
         }

@@ -72,8 +72,10 @@ pub(super) async fn run(control: Arc<Control>, caller: Caller, command: Command,
 
 async fn execute(control: &Control, caller: &Caller, command: Command, counters: &Counters) -> Outcome<Verdict> {
     let vfs = &control.vfs;
+    let numbers = vfs.numbers();
     match command {
         Command::Remove { parent, name, skip_trash, threads } => {
+            let parent = numbers.stored(parent);
             if skip_trash && !caller.is_root() {
                 return Err(Errno::EPERM.into());
             }
@@ -92,14 +94,16 @@ async fn execute(control: &Control, caller: &Caller, command: Command, counters:
             removed.map(|_| Verdict::Done)
         }
         Command::Info { ino, recursive, raw, strict: _ } => {
-            let info = Info { control, counters }.gather(ino, recursive, raw).await;
+            let info = Info { control, counters }.gather(numbers.stored(ino), recursive, raw).await;
             Ok(Verdict::Data(info.to_json().to_string().into()))
         }
         Command::LegacyInfo { ino, recursive, raw } => {
-            let info = Info { control, counters: &Counters::default() }.gather(ino, recursive, raw).await;
+            let info =
+                Info { control, counters: &Counters::default() }.gather(numbers.stored(ino), recursive, raw).await;
             Ok(Verdict::Text(info.to_text().into()))
         }
         Command::Summary { ino, depth, entries, strict: _ } => {
+            let ino = numbers.stored(ino);
             let (depth, entries) = (depth.min(SUMMARY_DEPTH_MAX), entries.min(SUMMARY_ENTRIES_MAX));
             let summed = match vfs.meta().getattr(ino).await {
                 Ok(attr) => branch(vfs, counters, ino, attr, Vec::new(), depth, entries.into(), 0).await,
@@ -118,7 +122,7 @@ async fn execute(control: &Control, caller: &Caller, command: Command, counters:
                 counters.add(0, 1);
                 Ok(())
             };
-            each_file(vfs, ino, threads.max(1).into(), &work).await?;
+            each_file(vfs, numbers.stored(ino), threads.max(1).into(), &work).await?;
             Ok(Verdict::Done)
         }
         Command::Cache { paths, threads, background, action } => {
@@ -248,9 +252,10 @@ struct Info<'a> {
 
 impl Info<'_> {
     async fn gather(&self, ino: Ino, recursive: bool, raw: bool) -> Told {
-        let mut told = Told { ino: ino.0, ..Told::default() };
+        let shown = self.control.vfs.numbers().shown(ino).0;
+        let mut told = Told { ino: shown, ..Told::default() };
         if let Err(stop) = self.fill(&mut told, ino, recursive, raw).await {
-            told = Told { ino: ino.0, reason: Some(stop.to_string()), ..Told::default() };
+            told = Told { ino: shown, reason: Some(stop.to_string()), ..Told::default() };
         }
         told
     }
@@ -567,9 +572,9 @@ impl Warmth {
     async fn resolve(&self, path: &[u8]) -> Outcome<Ino> {
         if let Some(number) = path.strip_prefix(b"inode:") {
             let number = std::str::from_utf8(number).ok().and_then(|n| n.parse().ok());
-            return Ok(Ino(number.ok_or(Errno::EINVAL)?));
+            return Ok(self.vfs.numbers().stored(Ino(number.ok_or(Errno::EINVAL)?)));
         }
-        Ok(self.vfs.meta().resolve(&self.caller, path).await?.ino)
+        Ok(self.vfs.meta().resolve(&self.caller, self.vfs.root(), path).await?.ino)
     }
 }
 

@@ -19,6 +19,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Reads are begun again, and connections made again, until this long after the call. The metadata layer retries
 /// above this, so it covers a restart or a failover of the server, not an outage.
 const RETRY_DEADLINE: Duration = Duration::from_secs(15);
+/// As above before the first connection was made: the URL may name the wrong server, and who typed it waits.
+const FIRST_DEADLINE: Duration = Duration::from_secs(5);
+/// An outage of at least this long is worth two lines in the log: when it is noticed and when it is over.
+const OUTAGE: Duration = Duration::from_secs(1);
 /// Before a server that cannot serve now is asked again.
 const PASSING_PAUSE: Duration = Duration::from_millis(100);
 /// Requests that may wait to be written; more make their callers wait. The crate's 50 would be fewer than the
@@ -39,9 +43,39 @@ struct Current {
     connection: Option<MultiplexedConnection>,
     /// Counts connections, so that a late failure of an old one does not discard its successor.
     generation: u64,
-    /// Attempts that failed in a row, and when the last did.
+    /// Attempts to connect that failed in a row, and when the first and the last did.
     failures: u32,
-    failed_at: Option<Instant>,
+    failing: Option<(Instant, Instant)>,
+    /// Why the last one did.
+    error: Option<RedisError>,
+    /// The log has the outage that is going on.
+    reported: bool,
+}
+
+impl Current {
+    /// A new connection: the outage, if there was one, is over.
+    fn connected(&mut self, connection: MultiplexedConnection, address: &str) -> u64 {
+        if self.reported
+            && let Some((since, _)) = self.failing
+        {
+            tracing::info!(address, "redis can be reached again after {:.1} s", since.elapsed().as_secs_f64());
+        }
+        let generation = self.generation + 1;
+        *self = Current { connection: Some(connection), generation, ..Current::default() };
+        generation
+    }
+
+    fn failed(&mut self, error: RedisError, address: &str) {
+        let now = Instant::now();
+        let since = self.failing.map_or(now, |(since, _)| since);
+        self.failing = Some((since, now));
+        self.failures = self.failures.saturating_add(1);
+        if !self.reported && now - since >= OUTAGE {
+            self.reported = true;
+            tracing::warn!(address, "redis cannot be reached, requests wait for it: {error}");
+        }
+        self.error = Some(error);
+    }
 }
 
 impl Connection {
@@ -161,48 +195,53 @@ impl Connection {
             return Ok(ready);
         }
         let waited = tokio::time::timeout_at(deadline.into(), self.connecting.lock()).await;
-        let Ok(_connecting) = waited else {
-            return Err(Fault::unavailable("connect").with("address", &self.target.address).into());
-        };
+        let Ok(_connecting) = waited else { return Err(self.unreachable()) };
+        let first_deadline = Instant::now() + FIRST_DEADLINE;
         loop {
             if let Some(ready) = ready() {
                 return Ok(ready);
             }
             let pause = self.pause();
             if Instant::now() + pause > deadline {
-                return Err(Fault::unavailable("connect")
-                    .with("address", &self.target.address)
-                    .source("gave up for now; the server has been unreachable for a while")
-                    .into());
+                return Err(self.unreachable());
             }
             tokio::time::sleep(pause).await;
             let error = match self.client.get_multiplexed_async_connection_with_config(&self.config).await {
                 Ok(connection) => {
-                    let mut current = self.current.lock();
-                    current.generation += 1;
-                    (current.failures, current.failed_at) = (0, None);
-                    current.connection = Some(connection.clone());
-                    return Ok((connection, current.generation));
+                    let generation = self.current.lock().connected(connection.clone(), &self.target.address);
+                    return Ok((connection, generation));
                 }
                 Err(error) => error,
             };
-            {
+            tracing::debug!(address = %self.target.address, "connecting to redis failed: {error}");
+            let passing = is_passing(&error);
+            let lasting = !is_broken(&error) && !passing;
+            let never_reached = {
                 let mut current = self.current.lock();
-                current.failures = current.failures.saturating_add(1);
-                current.failed_at = Some(Instant::now());
-            }
-            let lasting = !is_broken(&error) && !is_passing(&error);
+                current.failed(error, &self.target.address);
+                current.generation == 0 && !passing
+            };
+            let deadline = if never_reached { deadline.min(first_deadline) } else { deadline };
             if lasting || Instant::now() >= deadline {
-                return Err(fault(error, "connect").with("address", &self.target.address).into());
+                return Err(self.unreachable());
             }
-            tracing::debug!(address = %self.target.address, "connecting to redis failed, trying again: {error}");
         }
+    }
+
+    /// With the reason why the last attempt to connect failed.
+    fn unreachable(&self) -> EngineError {
+        let error = self.current.lock().error.clone();
+        let fault = match error {
+            Some(error) => fault(error, "connect"),
+            None => Fault::unavailable("connect").with("engine", "redis"),
+        };
+        fault.with("address", &self.target.address).into()
     }
 
     /// How long to wait before the next attempt: doubling with each failure, jittered, from the last one on.
     fn pause(&self) -> Duration {
         let current = self.current.lock();
-        let Some(failed_at) = current.failed_at else { return Duration::ZERO };
+        let Some((_, failed_at)) = current.failing else { return Duration::ZERO };
         let doubled = self.target.backoff_min.saturating_mul(1 << current.failures.min(16));
         let ceiling = doubled.min(self.target.backoff_max).min(RETRY_DEADLINE / 4);
         let jittered = ceiling.mul_f64(rand::random_range(0.5..=1.0));
