@@ -2,7 +2,8 @@
 //! it has to wait.
 //!
 //! What is ready is answered at once and in order of arrival (a cache hit costs no task and no wake-up); what waits
-//! never holds a thread that reads requests. Once begun an operation runs to its end. Its caller does not wait for ever:
+//! never holds a thread that reads requests, and becomes a task only when it is woken, on the thread that wakes it: that
+//! is mostly the one that has just read from the network what the operation waits for, so that no other is woken. Once begun an operation runs to its end. Its caller does not wait for ever:
 //! past the deadline it gets EIO and the log one line, and a caller that is being killed gets EINTR, for the transport
 //! cannot deliver interrupts and the kernel would keep the dying process until the reply.
 
@@ -10,11 +11,12 @@ use super::convert::{self, Loudness};
 use super::trace;
 use super::transport::{Answer, Origin, Reply};
 use crate::base::{Errno, Ino, Outcome};
+use parking_lot::Mutex;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -24,6 +26,8 @@ pub type Work = Pin<Box<dyn Future<Output = Outcome<Answer>> + Send>>;
 
 /// How often a waiting request looks whether its caller still waits.
 const LOOK_AT_CALLER: Duration = Duration::from_secs(1);
+/// Operations that wait for their first wake-up are looked through at most this often within a deadline.
+const LOOKS_IN_DEADLINE: u32 = 4;
 
 /// One operation that is over, for metrics and the access log.
 #[derive(Clone, Copy, Debug)]
@@ -74,6 +78,53 @@ pub struct Attendant {
     waiting: AtomicUsize,
     /// Told when nothing waits any more.
     idle: Notify,
+    /// Operations that were not ready when they were polled first, and some that were woken since.
+    sleepers: Mutex<Vec<Arc<Sleeper>>>,
+}
+
+/// An operation before its first wake-up.
+#[derive(Default)]
+struct Sleeper(Mutex<Sleep>);
+
+#[derive(Default)]
+enum Sleep {
+    /// It is being polled.
+    #[default]
+    NotYet,
+    /// With what makes it a task.
+    Asleep(Box<dyn FnOnce() + Send>),
+    Woken,
+}
+
+impl Sleeper {
+    fn is_woken(&self) -> bool {
+        matches!(*self.0.lock(), Sleep::Woken)
+    }
+
+    /// The poll found it pending. A wake-up that came during the poll counts.
+    fn lie_down(&self, become_task: impl FnOnce() + Send + 'static) {
+        let mut sleep = self.0.lock();
+        match &*sleep {
+            Sleep::NotYet => *sleep = Sleep::Asleep(Box::new(become_task)),
+            Sleep::Asleep(_) | Sleep::Woken => {
+                drop(sleep);
+                become_task();
+            }
+        }
+    }
+}
+
+impl Wake for Sleeper {
+    fn wake(self: Arc<Sleeper>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Sleeper>) {
+        let slept = std::mem::replace(&mut *self.0.lock(), Sleep::Woken);
+        if let Sleep::Asleep(become_task) = slept {
+            become_task();
+        }
+    }
 }
 
 /// Counts one operation that waits.
@@ -96,7 +147,12 @@ impl Drop for Waiting {
 
 impl Attendant {
     pub fn new(runtime: tokio::runtime::Handle, observer: Arc<dyn Observer>, deadline: Duration) -> Arc<Attendant> {
-        Arc::new(Attendant { runtime, observer, deadline, waiting: AtomicUsize::new(0), idle: Notify::new() })
+        let (waiting, idle, sleepers) = Default::default();
+        let attendant = Arc::new(Attendant { runtime, observer, deadline, waiting, idle, sleepers });
+        attendant
+            .runtime
+            .spawn(wake_overdue(Arc::downgrade(&attendant), LOOK_AT_CALLER.min(deadline / LOOKS_IN_DEADLINE)));
+        attendant
     }
 
     /// Lets the calling thread start tasks and timers.
@@ -126,18 +182,32 @@ impl Attendant {
         }
     }
 
-    /// Polls once; what is not ready goes on as a task.
+    /// Polls once; what is not ready goes on as a task once it is woken, or has waited for a while.
     pub fn attend<R: Reply>(self: &Arc<Self>, trace: Trace, mut work: Work, reply: R) {
-        // Whatever this poll leaves a waker with is polled again by the task, with the task's own.
-        match work.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        let sleeper = Arc::<Sleeper>::default();
+        let waker = Waker::from(sleeper.clone());
+        match work.as_mut().poll(&mut Context::from_waker(&waker)) {
             Poll::Ready(outcome) => self.finish(trace, reply, outcome),
             Poll::Pending => {
                 let waiting = Waiting::new(self.clone());
-                self.runtime.spawn(async move { waiting.0.wait(trace, work, reply).await });
+                self.remember(&sleeper);
+                sleeper.lie_down(move || {
+                    let runtime = waiting.0.runtime.clone();
+                    runtime.spawn(async move { waiting.0.wait(trace, work, reply).await });
+                });
             }
         }
     }
 
+    fn remember(&self, sleeper: &Arc<Sleeper>) {
+        let mut sleepers = self.sleepers.lock();
+        if sleepers.len() == sleepers.capacity() {
+            sleepers.retain(|sleeper| !sleeper.is_woken());
+        }
+        sleepers.push(sleeper.clone());
+    }
+
+    /// As a task, until it is over.
     async fn wait<R: Reply>(&self, trace: Trace, mut work: Work, reply: R) {
         let deadline = trace.began + self.deadline;
         let (operation, ino, origin) = (trace.operation, trace.ino(), trace.origin);
@@ -197,6 +267,17 @@ impl Attendant {
     }
 }
 
+/// Makes tasks of operations that have slept for one interval or two: a task looks after its caller and its deadline.
+async fn wake_overdue(attendant: Weak<Attendant>, interval: Duration) {
+    let mut older = Vec::new();
+    loop {
+        tokio::time::sleep(interval).await;
+        let Some(attendant) = attendant.upgrade() else { return };
+        let newer = std::mem::take(&mut *attendant.sleepers.lock());
+        std::mem::replace(&mut older, newer).into_iter().for_each(Sleeper::wake);
+    }
+}
+
 /// What /proc tells about a process; `None` when it is gone or belongs to another process space.
 pub fn status_of(pid: u32) -> Option<String> {
     // The kernel sends 0 for processes we cannot see.
@@ -233,7 +314,6 @@ fn signal_mask(status: &str, field: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use parking_lot::Mutex;
     use tokio::sync::oneshot;
 
     /// Remembers what it was told, and in which thread.
@@ -298,6 +378,33 @@ mod tests {
         assert!(matches!(sent.await, Ok(Err(Errno::ENOENT))));
         assert_eq!(attendant.drain(LONG).await, 0);
         assert_eq!(heard.0.lock().as_slice(), &[("read", Some(Errno::ENOENT), 0)]);
+    }
+
+    #[tokio::test]
+    async fn what_nobody_wakes_is_looked_at_all_the_same() {
+        let (attendant, _) = attendant(Duration::from_millis(200));
+        let (send, sent) = oneshot::channel();
+        let mut polls = 0;
+        let work = std::future::poll_fn(move |_| {
+            polls += 1;
+            if polls == 1 { Poll::Pending } else { Poll::Ready(Ok(Answer::Written(polls))) }
+        });
+        attendant.attend(trace(), Box::pin(work), Sent(send));
+        assert!(matches!(sent.await, Ok(Ok(Answer::Written(2)))));
+    }
+
+    #[tokio::test]
+    async fn those_who_slept_and_were_woken_are_forgotten() {
+        let (attendant, _) = attendant(LONG);
+        for _ in 0..1000 {
+            let (send, sent) = oneshot::channel();
+            let (go, wait) = oneshot::channel();
+            let work = Box::pin(async move { wait.await.map_err(|_| Errno::EIO.into()) });
+            attendant.attend(trace(), work, Sent(send));
+            go.send(Answer::Done).ok().unwrap();
+            assert!(matches!(sent.await, Ok(Ok(Answer::Done))));
+        }
+        assert!(attendant.sleepers.lock().len() < 10);
     }
 
     #[tokio::test]

@@ -1,4 +1,4 @@
-//! The connection: one multiplexed socket that all callers share, made again when it breaks.
+//! The connection: one multiplexed socket ([`super::link`]) that all callers share, made again when it breaks.
 //!
 //! Reads are repeated on a new connection until their deadline. A commit is sent once: when its reply is lost it is
 //! `Undetermined`, for it may have been applied. Every wait ends: connecting, answering and backing off have bounds.
@@ -6,12 +6,13 @@
 //! Road not taken: the crate's `ConnectionManager`. It reconnects as well, but answers the commands of the broken
 //! connection with the same error whether or not they may be repeated, and its pauses are not ours to bound.
 
+use super::link::Link;
 use super::url::Target;
 use crate::base::{Fault, FaultKind};
 use crate::meta::engine::{EngineError, EngineResult};
 use parking_lot::Mutex;
-use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, RedisError, ServerError, ServerErrorKind, Value};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A new connection gets this long for TCP, TLS, AUTH and SELECT.
@@ -40,7 +41,7 @@ pub(super) struct Connection {
 
 #[derive(Default)]
 struct Current {
-    connection: Option<MultiplexedConnection>,
+    link: Option<Arc<Link>>,
     /// Counts connections, so that a late failure of an old one does not discard its successor.
     generation: u64,
     /// Attempts to connect that failed in a row, and when the first and the last did.
@@ -54,14 +55,14 @@ struct Current {
 
 impl Current {
     /// A new connection: the outage, if there was one, is over.
-    fn connected(&mut self, connection: MultiplexedConnection, address: &str) -> u64 {
+    fn connected(&mut self, link: Arc<Link>, address: &str) -> u64 {
         if self.reported
             && let Some((since, _)) = self.failing
         {
             tracing::info!(address, "redis can be reached again after {:.1} s", since.elapsed().as_secs_f64());
         }
         let generation = self.generation + 1;
-        *self = Current { connection: Some(connection), generation, ..Current::default() };
+        *self = Current { link: Some(link), generation, ..Current::default() };
         generation
     }
 
@@ -100,8 +101,8 @@ impl Connection {
     pub(super) async fn query(&self, cmd: &Cmd) -> EngineResult<Value> {
         let deadline = Instant::now() + RETRY_DEADLINE;
         loop {
-            let (mut connection, generation) = self.get(deadline).await?;
-            match connection.send_packed_command(cmd).await.and_then(Value::extract_error) {
+            let (link, generation) = self.get(deadline).await?;
+            match link.send(cmd).await.and_then(Value::extract_error) {
                 Ok(value) => return Ok(value),
                 Err(error) => self.judge(error, generation, deadline, "read").await?,
             }
@@ -114,8 +115,8 @@ impl Connection {
         let count = pipeline.len();
         let (skipped, wanted) = if atomic { (count + 1, 1) } else { (0, count) };
         loop {
-            let (mut connection, generation) = self.get(deadline).await?;
-            match connection.send_packed_commands(pipeline, skipped, wanted).await {
+            let (link, generation) = self.get(deadline).await?;
+            match link.send_all(pipeline, skipped, wanted).await {
                 Ok(mut values) if atomic => match values.pop() {
                     Some(Value::Array(values)) if values.len() == count => return Ok(values),
                     Some(Value::ServerError(error)) => self.judge(error.into(), generation, deadline, "read").await?,
@@ -133,8 +134,8 @@ impl Connection {
 
     /// A change, sent once. `Err(Undetermined)` when it is not known whether it was applied.
     pub(super) async fn send(&self, cmd: &Cmd, operation: &'static str) -> EngineResult<Result<Value, RedisError>> {
-        let (mut connection, generation) = self.get(Instant::now() + RETRY_DEADLINE).await?;
-        match connection.send_packed_command(cmd).await.and_then(Value::extract_error) {
+        let (link, generation) = self.get(Instant::now() + RETRY_DEADLINE).await?;
+        match link.send(cmd).await.and_then(Value::extract_error) {
             Err(error) if is_broken(&error) => {
                 self.discard(generation);
                 let fault =
@@ -181,15 +182,15 @@ impl Connection {
     fn discard(&self, generation: u64) {
         let mut current = self.current.lock();
         if current.generation == generation {
-            current.connection = None;
+            current.link = None;
         }
     }
 
     /// The current connection, or a new one.
-    async fn get(&self, deadline: Instant) -> EngineResult<(MultiplexedConnection, u64)> {
+    async fn get(&self, deadline: Instant) -> EngineResult<(Arc<Link>, u64)> {
         let ready = || {
             let current = self.current.lock();
-            current.connection.clone().map(|connection| (connection, current.generation))
+            current.link.clone().map(|link| (link, current.generation))
         };
         if let Some(ready) = ready() {
             return Ok(ready);
@@ -206,10 +207,11 @@ impl Connection {
                 return Err(self.unreachable());
             }
             tokio::time::sleep(pause).await;
-            let error = match self.client.get_multiplexed_async_connection_with_config(&self.config).await {
-                Ok(connection) => {
-                    let generation = self.current.lock().connected(connection.clone(), &self.target.address);
-                    return Ok((connection, generation));
+            let error = match Link::connect(&self.client, &self.config, CONNECT_TIMEOUT).await {
+                Ok(link) => {
+                    let link = Arc::new(link);
+                    let generation = self.current.lock().connected(link.clone(), &self.target.address);
+                    return Ok((link, generation));
                 }
                 Err(error) => error,
             };
