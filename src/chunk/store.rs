@@ -343,7 +343,9 @@ impl ChunkStore {
     /// begun is a flight: a reader must not wait for the turn of a prefetch.
     fn prefetch(&self, key: BlockKey) {
         let inner = &self.inner;
-        if inner.options.prefetch == 0 || !inner.cache.enabled() || inner.flights.find(&key).is_some() {
+        // Random readers of a local directory would wait for the disk that copies whole blocks they may never ask for.
+        let in_vain = inner.objects.capabilities().local || !inner.cache.enabled();
+        if in_vain || inner.options.prefetch == 0 || inner.flights.find(&key).is_some() {
             return;
         }
         {

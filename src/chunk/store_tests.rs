@@ -104,6 +104,17 @@ async fn a_small_read_fetches_its_range_and_the_block_follows() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     assert!(store.probe(SliceId(1), BLOCK, 0, BLOCK).unwrap() == data[..]);
+
+    // A local directory is its own cache.
+    let dir = tempfile::tempdir().unwrap();
+    let files: SharedStore = Arc::new(FileStore::new(dir.path(), pool()));
+    assert!(files.capabilities().local, "temporary directories are on a disk of this machine, or in its memory");
+    write(&over(files.clone(), 0, options(Compression::None)), 1, &data).await;
+    let store = over(files, 1 << 20, options(Compression::None));
+    assert!(store.read(SliceId(1), BLOCK, 1000, 100).await.unwrap() == data[1000..1100]);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let metrics = store.metrics();
+    assert_eq!((metrics.range_reads.load(Ordering::Relaxed), metrics.prefetches.load(Ordering::Relaxed)), (1, 0));
 }
 
 #[tokio::test]

@@ -34,6 +34,32 @@ pub struct FileStore {
     name: String,
     pool: Arc<Pool>,
     io: Arc<Semaphore>,
+    local: bool,
+}
+
+/// File systems whose files are on another machine, or come from a program that may get them from one
+/// (`f_type` of statfs(2)).
+const REMOTE: [i64; 11] = [
+    0x6969,      // NFS
+    0x517B,      // SMB
+    0xFF53_4D42, // CIFS
+    0xFE53_4D42, // SMB 2
+    0x6573_5546, // FUSE
+    0x00C3_6400, // Ceph
+    0x0BD0_0BD0, // Lustre
+    0x4750_4653, // GPFS
+    0x5346_414F, // AFS
+    0x0102_1997, // 9P
+    0x1983_0326, // BeeGFS
+];
+
+/// Whether the directory, or where it will be made, is on a disk of this machine.
+fn is_local(root: &Path) -> bool {
+    let found = root.ancestors().find_map(|path| {
+        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        nix::sys::statfs::statfs(path).ok()
+    });
+    found.is_some_and(|found| !REMOTE.contains(&(found.filesystem_type().0 as i64)))
 }
 
 impl FileStore {
@@ -41,7 +67,8 @@ impl FileStore {
     pub fn new(root: impl Into<PathBuf>, pool: Arc<Pool>) -> FileStore {
         let root = root.into();
         let name = format!("file://{}", root.display());
-        FileStore { root, name, pool, io: Arc::new(Semaphore::new(IO_MAX)) }
+        let local = is_local(&root);
+        FileStore { root, name, pool, io: Arc::new(Semaphore::new(IO_MAX)), local }
     }
 
     fn path(&self, key: &str) -> Result<PathBuf, Fault> {
@@ -204,7 +231,7 @@ impl ObjectStore for FileStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { ranges: true, local: true }
+        Capabilities { ranges: true, local: self.local }
     }
 
     async fn get(&self, key: &str, range: Option<Range<u64>>) -> Result<Payload, Fault> {

@@ -37,7 +37,8 @@ use std::time::{Duration, Instant, SystemTime};
 pub struct Capabilities {
     /// A range read costs what the range costs, not the whole object.
     pub ranges: bool,
-    /// The store is a local directory, so that a second copy of its blocks on the local disk gains little.
+    /// The store is a directory on a disk of this machine: the system's page cache keeps what was read of it, and
+    /// loading more than was asked for gains little.
     pub local: bool,
 }
 

@@ -42,7 +42,11 @@ impl Drop for Link {
 
 impl Link {
     /// Connects, authenticates and selects the database, within `timeout` in all.
-    pub(super) async fn connect(client: &Client, config: &AsyncConnectionConfig, timeout: Duration) -> RedisResult<Link> {
+    pub(super) async fn connect(
+        client: &Client,
+        config: &AsyncConnectionConfig,
+        timeout: Duration,
+    ) -> RedisResult<Link> {
         let connected = tokio::time::timeout(timeout, Link::connect_unbounded(client, config)).await;
         connected.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
     }
@@ -67,8 +71,7 @@ impl Link {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let settings = client.get_connection_info().redis_settings();
-        let (connection, work) =
-            MultiplexedConnection::new_with_config(settings, stream, config.clone()).await?;
+        let (connection, work) = MultiplexedConnection::new_with_config(settings, stream, config.clone()).await?;
         let driver = Driver::new(work);
         let task = tokio::spawn(driver.clone().run()).abort_handle();
         Ok(Link { connection, own: Some((driver, task)) })
