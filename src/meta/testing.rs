@@ -8,7 +8,9 @@
 mod engines_tests;
 
 use super::engine::mem::MemEngine;
-use super::engine::{Batch, Committed, Cursor, Engine, EngineError, EngineResult, EngineTxn, Page, PlusPage, Scan};
+use super::engine::{
+    Batch, Committed, Cursor, Engine, EngineError, EngineResult, EngineTxn, Looked, Page, PlusPage, Scan,
+};
 use super::ops::create::NewNode;
 use super::record::{Counter, Key, Record};
 use super::{Caller, Meta, MetaSettings, Rules};
@@ -305,6 +307,10 @@ impl Engine for TestEngine {
             Interrupt::happen(&interrupt.after_read).await;
         }
         records
+    }
+
+    async fn lookup(&self, parent: Ino, name: &Name) -> EngineResult<Option<Looked>> {
+        self.inner.lookup(parent, name).await
     }
 
     async fn begin(&self, first: &[Key]) -> EngineResult<(Box<dyn EngineTxn>, Vec<Option<Record>>)> {

@@ -1,7 +1,7 @@
 //! A wrapper that counts the round trips of an engine, for tests and benches that say how many an operation may make.
 
-use super::{Batch, Committed, Cursor, Engine, EngineResult, EngineTxn, Page, PlusPage, Scan};
-use crate::base::Ino;
+use super::{Batch, Committed, Cursor, Engine, EngineResult, EngineTxn, Looked, Page, PlusPage, Scan};
+use crate::base::{Ino, Name};
 use crate::meta::record::{Counter, Key, Record};
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -66,6 +66,14 @@ impl Engine for CountingEngine {
     async fn read(&self, keys: &[Key]) -> EngineResult<Vec<Option<Record>>> {
         self.count(|trips| trips.read += 1);
         self.inner.read(keys).await
+    }
+
+    async fn lookup(&self, parent: Ino, name: &Name) -> EngineResult<Option<Looked>> {
+        let looked = self.inner.lookup(parent, name).await?;
+        if looked.is_some() {
+            self.count(|trips| trips.read += 1);
+        }
+        Ok(looked)
     }
 
     async fn begin(&self, first: &[Key]) -> EngineResult<(Box<dyn EngineTxn>, Vec<Option<Record>>)> {

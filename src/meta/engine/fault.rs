@@ -4,8 +4,8 @@
 //! Calls outside transactions can fail too (`outside`), but do not by default: they have no retry driver above
 //! them, so a fault there is an answer to the caller.
 
-use super::{Batch, Committed, Cursor, Engine, EngineError, EngineResult, EngineTxn, Page, PlusPage, Scan};
-use crate::base::{Fault, Ino};
+use super::{Batch, Committed, Cursor, Engine, EngineError, EngineResult, EngineTxn, Looked, Page, PlusPage, Scan};
+use crate::base::{Fault, Ino, Name};
 use crate::meta::record::{Counter, Key, Record};
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -102,6 +102,11 @@ impl Engine for FaultEngine {
     async fn read(&self, keys: &[Key]) -> EngineResult<Vec<Option<Record>>> {
         self.dice.before("read", |plan| plan.outside).await?;
         self.inner.read(keys).await
+    }
+
+    async fn lookup(&self, parent: Ino, name: &Name) -> EngineResult<Option<Looked>> {
+        self.dice.before("lookup", |plan| plan.outside).await?;
+        self.inner.lookup(parent, name).await
     }
 
     async fn begin(&self, first: &[Key]) -> EngineResult<(Box<dyn EngineTxn>, Vec<Option<Record>>)> {

@@ -2,7 +2,7 @@
 //! unit tests run on. Nothing is stored anywhere.
 
 use super::{
-    Batch, Change, Committed, Cursor, Engine, EngineError, EngineResult, EngineTxn, Guard, Page, PlusPage, Scan,
+    Batch, Change, Committed, Cursor, Engine, EngineError, EngineResult, EngineTxn, Guard, Looked, Page, PlusPage, Scan,
 };
 use crate::base::{Attr, ChunkIndex, Fault, Ino, Name, SessionId, Slice, SliceId};
 use crate::meta::record::{
@@ -287,6 +287,19 @@ impl Engine for MemEngine {
     async fn read(&self, keys: &[Key]) -> EngineResult<Vec<Option<Record>>> {
         let store = self.0.lock();
         Ok(keys.iter().map(|key| store.get(key)).collect())
+    }
+
+    async fn lookup(&self, parent: Ino, name: &Name) -> EngineResult<Option<Looked>> {
+        let store = self.0.lock();
+        let attr = |ino| match store.get(&Key::Attr(ino)) {
+            Some(Record::Attr(attr)) => Some(attr),
+            _ => None,
+        };
+        let dentry = match store.get(&Key::Dentry(parent, name.clone())) {
+            Some(Record::Dentry(dentry)) => Some(dentry),
+            _ => None,
+        };
+        Ok(Some(Looked { parent: attr(parent), dentry, node: dentry.and_then(|dentry| attr(dentry.ino)) }))
     }
 
     async fn begin(&self, first: &[Key]) -> EngineResult<(Box<dyn EngineTxn>, Vec<Option<Record>>)> {

@@ -182,6 +182,15 @@ pub struct PlusPage {
     pub next: Option<Cursor>,
 }
 
+/// What there is at a name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Looked {
+    pub parent: Option<Attr>,
+    pub dentry: Option<Dentry>,
+    /// `None` when it is not there, or could not be had in the same trip.
+    pub node: Option<Attr>,
+}
+
 /// One metadata engine, opened on one volume. Each call is one round trip unless it says otherwise, and every
 /// call has a deadline of the engine's own.
 #[async_trait]
@@ -200,6 +209,12 @@ pub trait Engine: Send + Sync + 'static {
 
     /// One consistent snapshot outside any transaction.
     async fn read(&self, keys: &[Key]) -> EngineResult<Vec<Option<Record>>>;
+
+    /// An entry with its directory and its node, as one snapshot in one trip. `None`: this engine has no faster way
+    /// than two reads.
+    async fn lookup(&self, _parent: Ino, _name: &Name) -> EngineResult<Option<Looked>> {
+        Ok(None)
+    }
 
     /// Opens a transaction and does its first load in the same trip.
     async fn begin(&self, first: &[Key]) -> EngineResult<(Box<dyn EngineTxn>, Vec<Option<Record>>)>;

@@ -109,6 +109,25 @@ impl Connection {
         }
     }
 
+    /// A script that writes nothing, by its hash; by its text where the server does not know it (it was restarted, or
+    /// its cache flushed).
+    pub(super) async fn query_script(&self, by_hash: &Cmd, by_text: impl Fn() -> Cmd) -> EngineResult<Value> {
+        let deadline = Instant::now() + RETRY_DEADLINE;
+        loop {
+            let (link, generation) = self.get(deadline).await?;
+            let answered = match link.send(by_hash).await.and_then(Value::extract_error) {
+                Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                    link.send(&by_text()).await.and_then(Value::extract_error)
+                }
+                answered => answered,
+            };
+            match answered {
+                Ok(value) => return Ok(value),
+                Err(error) => self.judge(error, generation, deadline, "read").await?,
+            }
+        }
+    }
+
     /// Several reads in one trip; `atomic` makes them one snapshot. Errors of single commands stay in their places.
     pub(super) async fn query_all(&self, pipeline: &Pipeline, atomic: bool) -> EngineResult<Vec<Value>> {
         let deadline = Instant::now() + RETRY_DEADLINE;

@@ -26,8 +26,10 @@ mod scan;
 mod tests;
 mod url;
 
-use super::{Batch, Change, Committed, Cursor, Engine, EngineError, EngineResult, EngineTxn, Page, PlusPage, Scan};
-use crate::base::{Fault, Ino};
+use super::{
+    Batch, Change, Committed, Cursor, Engine, EngineError, EngineResult, EngineTxn, Looked, Page, PlusPage, Scan,
+};
+use crate::base::{Fault, Ino, Name};
 use crate::meta::record::{Counter, Key, Record};
 use async_trait::async_trait;
 use batch::Encoded;
@@ -39,6 +41,10 @@ use std::sync::{Arc, LazyLock};
 /// Checks, then writes; see the file.
 static COMMIT: &str = include_str!("commit.lua");
 static COMMIT_SHA: LazyLock<String> = LazyLock::new(|| Script::new(COMMIT).get_hash().to_owned());
+
+/// One trip instead of two: looking up is what a mount asks most.
+static LOOKUP: &str = include_str!("lookup.lua");
+static LOOKUP_SHA: LazyLock<String> = LazyLock::new(|| Script::new(LOOKUP).get_hash().to_owned());
 
 /// Oldest server that has every command we use.
 const VERSION_MIN: (u32, u32) = (6, 2);
@@ -79,7 +85,9 @@ impl RedisEngine {
                 return Err(fault.source("Redis 6.2 or newer is needed").into());
             }
         }
-        self.main.query(&codec::command("SCRIPT", &[b"LOAD", COMMIT.as_bytes()])).await?;
+        for script in [COMMIT, LOOKUP] {
+            self.main.query(&codec::command("SCRIPT", &[b"LOAD", script.as_bytes()])).await?;
+        }
         match field("maxmemory_policy") {
             Some("noeviction") | None => Ok(()),
             Some(policy) => self.forbid_eviction(policy).await,
@@ -199,6 +207,31 @@ impl Engine for RedisEngine {
 
     async fn read(&self, keys: &[Key]) -> EngineResult<Vec<Option<Record>>> {
         self.load(keys).await
+    }
+
+    async fn lookup(&self, parent: Ino, name: &Name) -> EngineResult<Option<Looked>> {
+        let (attr, dir) = (codec::attr_key(parent), codec::dir_key(parent));
+        let by = |command, script: &str| {
+            codec::command(command, &[script.as_bytes(), b"2", attr.as_bytes(), dir.as_bytes(), name.as_bytes()])
+        };
+        let known = by("EVALSHA", &LOOKUP_SHA);
+        let Value::Array(values) = self.main.query_script(&known, || by("EVAL", LOOKUP)).await? else {
+            return Err(self.main.odd_reply("look up"));
+        };
+        let mut replies = Replies::new(values);
+        let attr_of = |ino, replies: &mut Replies| {
+            Ok::<_, EngineError>(match codec::answer(&Key::Attr(ino), replies)? {
+                Some(Record::Attr(attr)) => Some(attr),
+                _ => None,
+            })
+        };
+        let parent_attr = attr_of(parent, &mut replies)?;
+        let dentry = match codec::answer(&Key::Dentry(parent, name.clone()), &mut replies)? {
+            Some(Record::Dentry(dentry)) => Some(dentry),
+            _ => None,
+        };
+        let node = attr_of(dentry.map_or(parent, |dentry| dentry.ino), &mut replies)?;
+        Ok(Some(Looked { parent: parent_attr, dentry, node }))
     }
 
     async fn begin(&self, first: &[Key]) -> EngineResult<(Box<dyn EngineTxn>, Vec<Option<Record>>)> {
