@@ -33,7 +33,7 @@ use futures::future::BoxFuture;
 use ids::IdPool;
 use ops::acl::RuleBook;
 use parking_lot::{Mutex, RwLock};
-use record::Counter;
+use record::{Counter, Key, Record};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -179,6 +179,11 @@ impl Meta {
         let done = driven.await?;
         self.usage.committed(done.usage);
         Ok((done.output, done.committed))
+    }
+
+    /// Reads records outside of a transaction, as patiently as an operation.
+    pub(crate) async fn read(&self, keys: &[Key]) -> Outcome<Vec<Option<Record>>> {
+        txn::read(&*self.engine, keys).await
     }
 
     /// EROFS for a client that must not write.

@@ -232,7 +232,7 @@ impl Meta {
     /// links on volumes with a trash.
     pub async fn shown(&self, ino: Ino, attr: Attr) -> Outcome<Attr> {
         let links = if self.shows_by_parents(ino, &attr) {
-            match outside(self.engine().read(&[Key::LinkParents(ino)]).await)?.pop().flatten() {
+            match self.read(&[Key::LinkParents(ino)]).await?.pop().flatten() {
                 Some(Record::LinkParents(parents)) => links_in(&parents),
                 _ => 0,
             }

@@ -9,7 +9,7 @@
 //! The driver retries conflicts with growing, jittered pauses until the deadline, retries faults of the retryable
 //! kinds a few times, and has the operation settle commits that may or may not have been applied.
 
-use super::engine::{Batch, Change, Committed, Engine, EngineError, EngineTxn, Guard};
+use super::engine::{Batch, Change, Committed, Engine, EngineError, EngineTxn, Guard, Looked};
 use super::record::{Counter, Dentry, DirStat, FlockHolder, Key, PlockHolder, Quota, QuotaOwner, Record, Session};
 use super::usage::Usage;
 use crate::base::acl::AclRule;
@@ -52,9 +52,9 @@ pub enum Settled<T> {
 const CONFLICT_DEADLINE: Duration = Duration::from_secs(30);
 /// Faults of retryable kinds are tried this often in a row; the engines reconnect on their own meanwhile.
 const FAULT_TRIES_MAX: u32 = 10;
-/// No try after a fault begins later than this. With the engine's own wait for a connection (15 s on Redis) an
-/// operation on an engine that is gone for good fails after half a minute, about when the peer's does.
-const FAULT_DEADLINE: Duration = Duration::from_secs(15);
+/// No try begins later than this after the first fault. With the engine's own wait for a connection (up to 15 s on
+/// Redis) an operation on an engine that is gone for good fails after half a minute, about when the peer's does.
+const FAULT_DEADLINE: Duration = Duration::from_secs(10);
 
 /// An operation that ran to its end.
 pub struct Done<T> {
@@ -68,7 +68,7 @@ pub struct Done<T> {
 pub async fn drive<O: Operation>(engine: &dyn Engine, now: impl Fn() -> Timestamp, op: &O) -> Outcome<Done<O::Output>> {
     let started = Instant::now();
     let mut conflicts = 0u32;
-    let mut faults = Faults::since(started);
+    let mut faults = Faults::default();
     loop {
         match attempt(engine, now(), op).await {
             Ok(done) => return Ok(done),
@@ -157,21 +157,34 @@ fn conflict_pause(conflicts: u32) -> Duration {
     Duration::from_micros(rand::random_range(0..=ceiling_us))
 }
 
+/// Reads records outside of a transaction; faults of the retryable kinds are retried as those of an operation.
+pub(super) async fn read(engine: &dyn Engine, keys: &[Key]) -> Outcome<Vec<Option<Record>>> {
+    let mut faults = Faults::default();
+    loop {
+        match super::outside(engine.read(keys).await) {
+            Err(Stop::Fault(fault)) if retryable(&fault) && faults.another_try() => {
+                tracing::warn!(attempt = faults.count, "will read again: {fault}");
+                faults.pause().await;
+            }
+            answered => return answered,
+        }
+    }
+}
+
 /// The faults that one operation met, and whether it may go on.
+#[derive(Default)]
 struct Faults {
     count: u32,
-    since: Instant,
+    first: Option<Instant>,
 }
 
 impl Faults {
-    fn since(since: Instant) -> Faults {
-        Faults { count: 0, since }
-    }
-
-    /// Counts one more; whether another try follows.
+    /// Counts one more; whether another try follows. The first fault has one, however late it comes: a request that
+    /// a silent server keeps for the whole response time-out was never tried on another connection.
     fn another_try(&mut self) -> bool {
         self.count += 1;
-        self.count <= FAULT_TRIES_MAX && self.since.elapsed() < FAULT_DEADLINE
+        let first = *self.first.get_or_insert_with(Instant::now);
+        self.count <= FAULT_TRIES_MAX && first.elapsed() < FAULT_DEADLINE
     }
 
     /// 50 ms, doubling to 3 s: about ten seconds over all tries.
@@ -213,6 +226,12 @@ impl<'a> Tx<'a> {
         wishes.keys(&mut keys);
         let mut records = self.fetch(&keys).await?.into_iter();
         wishes.answer(&mut records, &mut self.watches)
+    }
+
+    /// What there is at a name, where the engine has it in one trip. Nothing of it is guarded: for operations that change
+    /// nothing.
+    pub async fn look_up(&mut self, parent: Ino, name: &Name) -> Outcome<Option<Looked>> {
+        super::outside(self.engine.lookup(parent, name).await)
     }
 
     async fn fetch(&mut self, keys: &[Key]) -> Outcome<Vec<Option<Record>>> {

@@ -164,7 +164,7 @@ impl Meta {
         // What was committed before the counters are read is contained in them. What is committed meanwhile may be
         // counted twice until the next refresh, and is never forgotten.
         let contained = self.usage.known.lock().own;
-        let records = outside(self.engine().read(&COUNTERS).await)?;
+        let records = self.read(&COUNTERS).await?;
         {
             let mut known = self.usage.known.lock();
             known.counted = numbers(&records);
@@ -191,7 +191,7 @@ impl Meta {
         let [space, inodes] = COUNTERS;
         let of = |ino| [Key::Quota(QuotaOwner::Directory(ino)), Key::Attr(ino)];
         let [quota, attr] = of(ino);
-        let mut records = outside(self.engine().read(&[space, inodes, quota, attr]).await)?;
+        let mut records = self.read(&[space, inodes, quota, attr]).await?;
         let mut figures = volume_figures(numbers(&records), rules.capacity_bytes, rules.inodes_max);
         let (mut space_known, mut inodes_known) = (false, false);
         let mut at = ino;
@@ -221,7 +221,7 @@ impl Meta {
                 break;
             }
             at = parent;
-            records = outside(self.engine().read(&of(at)).await)?;
+            records = self.read(&of(at)).await?;
         }
         Ok(figures)
     }

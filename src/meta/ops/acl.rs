@@ -416,7 +416,7 @@ impl Meta {
         if let Some(rule) = self.rule_book().rule(id) {
             return Ok(format(&rule));
         }
-        match outside(self.engine().read(&[Key::AclRule(id)]).await)?.pop().flatten() {
+        match self.read(&[Key::AclRule(id)]).await?.pop().flatten() {
             Some(Record::AclRule(rule)) => {
                 let value = format(&rule);
                 self.rule_book().learn(id, Arc::new(rule));

@@ -38,11 +38,8 @@ impl Meta {
             .filter(|(_, dentry, attr)| attr.as_ref().is_some_and(|attr| self.shows_by_parents(dentry.ino, attr)))
             .map(|(_, dentry, _)| Key::LinkParents(dentry.ino))
             .collect();
-        let mut parents = if several.is_empty() {
-            Vec::new().into_iter()
-        } else {
-            outside(self.engine().read(&several).await)?.into_iter()
-        };
+        let mut parents =
+            if several.is_empty() { Vec::new().into_iter() } else { self.read(&several).await?.into_iter() };
         for (_, dentry, attr) in &mut page.entries {
             let Some(attr) = attr else { continue };
             let in_trash = if self.shows_by_parents(dentry.ino, attr) {
@@ -100,7 +97,7 @@ impl Meta {
             let parents = if attr.parent != Ino::MANY {
                 vec![attr.parent]
             } else {
-                match outside(self.engine().read(&[Key::LinkParents(ino)]).await)?.pop().flatten() {
+                match self.read(&[Key::LinkParents(ino)]).await?.pop().flatten() {
                     Some(Record::LinkParents(parents)) => {
                         parents.into_iter().filter(|(_, count)| *count > 0).map(|(parent, _)| parent).collect()
                     }

@@ -6,7 +6,7 @@ use crate::base::{Attr, Errno, Ino, Kind, Name, Outcome, Timestamp};
 use crate::meta::format::first_directory;
 use crate::meta::record::{Key, Record};
 use crate::meta::txn::{AttrOf, DentryOf, Operation, Tx};
-use crate::meta::{Caller, Entry, Meta, outside};
+use crate::meta::{Caller, Entry, Meta};
 use bytes::Bytes;
 
 struct Lookup<'a> {
@@ -15,11 +15,29 @@ struct Lookup<'a> {
     name: &'a Name,
 }
 
+impl Lookup<'_> {
+    /// In one trip, where the engine has a way and nobody's permissions matter. `None` when that did not settle it.
+    async fn at_once(&self, tx: &mut Tx<'_>) -> Outcome<Option<Entry>> {
+        if self.caller.check && !self.caller.is_root() {
+            return Ok(None);
+        }
+        let Some(looked) = tx.look_up(self.parent, self.name).await? else { return Ok(None) };
+        if !looked.parent.ok_or(Errno::ENOENT)?.is_dir() {
+            return Err(Errno::ENOTDIR.into());
+        }
+        let dentry = looked.dentry.ok_or(Errno::ENOENT)?;
+        Ok(looked.node.map(|attr| Entry { ino: dentry.ino, attr }))
+    }
+}
+
 impl Operation for Lookup<'_> {
     const NAME: &'static str = "lookup";
     type Output = Entry;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Outcome<Entry> {
+        if let Some(entry) = self.at_once(tx).await? {
+            return Ok(entry);
+        }
         let (parent, dentry) = tx.load((AttrOf(self.parent), DentryOf(self.parent, self.name))).await?;
         let parent = parent.directory()?;
         permit(tx, &parent, self.caller, EXECUTE).await?;
@@ -72,10 +90,7 @@ impl Meta {
             let dir = self.getattr(parent).await?;
             return self.entry_of(if dir.is_dir() { dir.parent } else { return Err(Errno::ENOTDIR.into()) }).await;
         }
-        let Entry { ino, attr } = match self.looked(caller, parent, name).await? {
-            Some(entry) => entry,
-            None => self.run(&Lookup { caller, parent, name }).await?,
-        };
+        let Entry { ino, attr } = self.run(&Lookup { caller, parent, name }).await?;
         let links = attr.nlink.min(1);
         let mut attr = self.shown(ino, attr).await?;
         // What is reached through the trash has the name it is reached by.
@@ -85,19 +100,6 @@ impl Meta {
         Ok(Entry { ino, attr })
     }
 
-    /// In one trip, where the engine has a way and nobody's permissions matter. `None` when that did not settle it.
-    async fn looked(&self, caller: &Caller, parent: Ino, name: &Name) -> Outcome<Option<Entry>> {
-        if caller.check && !caller.is_root() {
-            return Ok(None);
-        }
-        let Some(looked) = outside(self.engine().lookup(parent, name).await)? else { return Ok(None) };
-        if !looked.parent.ok_or(Errno::ENOENT)?.is_dir() {
-            return Err(Errno::ENOTDIR.into());
-        }
-        let dentry = looked.dentry.ok_or(Errno::ENOENT)?;
-        Ok(looked.node.map(|attr| Entry { ino: dentry.ino, attr }))
-    }
-
     async fn entry_of(&self, ino: Ino) -> Outcome<Entry> {
         Ok(Entry { ino, attr: self.getattr(ino).await? })
     }
@@ -105,7 +107,7 @@ impl Meta {
     /// The attributes of a node; ENOENT when it is gone. The trash is there even before a volume has used it: it is
     /// stored with the first setting that keeps anything in it, which may come while a client is at work.
     pub async fn getattr(&self, ino: Ino) -> Outcome<Attr> {
-        match outside(self.engine().read(&[Key::Attr(ino)]).await)?.pop().flatten() {
+        match self.read(&[Key::Attr(ino)]).await?.pop().flatten() {
             Some(Record::Attr(attr)) => self.shown(ino, attr).await,
             None if ino == Ino::TRASH => Ok(first_directory(0o555, self.now())),
             _ => Err(Errno::ENOENT.into()),
@@ -114,7 +116,7 @@ impl Meta {
 
     /// The target of a symlink; EINVAL for any other node.
     pub async fn readlink(&self, ino: Ino) -> Outcome<Bytes> {
-        let mut records = outside(self.engine().read(&[Key::Symlink(ino), Key::Attr(ino)]).await)?;
+        let mut records = self.read(&[Key::Symlink(ino), Key::Attr(ino)]).await?;
         match (records.pop().flatten(), records.pop().flatten()) {
             (None, _) => Err(Errno::ENOENT.into()),
             (Some(_), Some(Record::Bytes(target))) => Ok(target),

@@ -6,10 +6,10 @@
 //! note of what may be locked is made before the first try.
 
 use crate::base::{Errno, Ino, Outcome, SessionId};
+use crate::meta::Meta;
 use crate::meta::engine::Change;
 use crate::meta::record::{Key, PlockHolder, PlockRange, Record};
 use crate::meta::txn::{AttrOf, Operation, Peek, PlocksOf, Settled, Tx};
-use crate::meta::{Meta, outside};
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::time::Duration;
@@ -156,7 +156,7 @@ impl Operation for SetPlock {
 impl Meta {
     /// F_GETLK: what stands in the way of `wanted`, if anything. The pid is known only for locks of this session.
     pub async fn get_plock(&self, ino: Ino, owner: u64, wanted: PlockRange) -> Outcome<Option<PlockRange>> {
-        let holders = match outside(self.engine().read(&[Key::Plocks(ino)]).await)?.pop().flatten() {
+        let holders = match self.read(&[Key::Plocks(ino)]).await?.pop().flatten() {
             Some(Record::Plocks(holders)) => holders,
             _ => return Ok(None),
         };

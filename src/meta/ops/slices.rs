@@ -5,10 +5,10 @@
 //! writers of one file disturb one another no more than the length of the file makes them.
 
 use crate::base::{Attr, AttrPatch, CHUNK_BYTES, ChunkIndex, Errno, Ino, Kind, Outcome, Slice, Timestamp, align4k};
+use crate::meta::Meta;
 use crate::meta::engine::{Change, Committed};
 use crate::meta::record::{DirStat, Key, Record};
 use crate::meta::txn::{AttrOf, ChunkOf, LinkParentsOf, Operation, Peek, Seen, Settled, Tx};
-use crate::meta::{Meta, outside};
 use parking_lot::Mutex;
 use std::ops::Range;
 
@@ -166,14 +166,14 @@ fn by_chunk(slices: Vec<(ChunkIndex, Slice)>) -> Vec<(ChunkIndex, Vec<Slice>)> {
 impl Meta {
     /// The slice records of a chunk as stored, oldest first; empty for a missing chunk, which is all zeros.
     pub async fn read_chunk(&self, ino: Ino, index: ChunkIndex) -> Outcome<Vec<Slice>> {
-        Ok(slices_of(outside(self.engine().read(&[Key::Chunk(ino, index)]).await)?.pop().flatten()))
+        Ok(slices_of(self.read(&[Key::Chunk(ino, index)]).await?.pop().flatten()))
     }
 
     /// As `read_chunk` for a range of chunks, in one trip; every index of the range is answered.
     pub async fn read_chunks(&self, ino: Ino, indexes: Range<ChunkIndex>) -> Outcome<Vec<(ChunkIndex, Vec<Slice>)>> {
         let indexes: Vec<ChunkIndex> = (indexes.start.0..indexes.end.0).map(ChunkIndex).collect();
         let keys: Vec<Key> = indexes.iter().map(|index| Key::Chunk(ino, *index)).collect();
-        let records = outside(self.engine().read(&keys).await)?;
+        let records = self.read(&keys).await?;
         Ok(indexes.into_iter().zip(records.into_iter().map(slices_of)).collect())
     }
 

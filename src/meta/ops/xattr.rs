@@ -6,7 +6,7 @@ use crate::base::{Errno, Ino, Name, Outcome};
 use crate::meta::engine::Change;
 use crate::meta::record::{Key, Record};
 use crate::meta::txn::{AttrOf, Operation, Settled, Tx, XattrOf};
-use crate::meta::{Caller, Meta, outside};
+use crate::meta::{Caller, Meta};
 use bytes::Bytes;
 
 /// The longest value, in bytes.
@@ -88,7 +88,7 @@ impl Meta {
             return self.get_acl(ino, kind).await;
         }
         let name = Name::xattr(name)?;
-        match outside(self.engine().read(&[Key::Xattr(ino, name)]).await)?.pop().flatten() {
+        match self.read(&[Key::Xattr(ino, name)]).await?.pop().flatten() {
             Some(Record::Bytes(value)) => Ok(value),
             _ => Err(Errno::ENODATA.into()),
         }
@@ -109,7 +109,7 @@ impl Meta {
 
     /// The names of a node's extended attributes, those of its ACLs last.
     pub async fn list_xattr(&self, ino: Ino) -> Outcome<Vec<Name>> {
-        let mut records = outside(self.engine().read(&[Key::Xattrs(ino), Key::Attr(ino)]).await)?.into_iter();
+        let mut records = self.read(&[Key::Xattrs(ino), Key::Attr(ino)]).await?.into_iter();
         let mut names = match records.next().flatten() {
             Some(Record::Xattrs(xattrs)) => xattrs.into_iter().map(|(name, _)| name).collect(),
             _ => Vec::new(),

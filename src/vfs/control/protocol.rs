@@ -84,9 +84,14 @@ impl Command {
                 raw: body.u8().unwrap_or(0) != 0,
             },
             1004 => {
-                let paths = body.bytes32()?;
+                let list = body.bytes32()?;
+                let mut paths: Vec<_> = list.split(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
+                // The root of the mount is an empty path, alone.
+                if paths.len() > 1 {
+                    paths.retain(|path| !path.is_empty());
+                }
                 Command::Cache {
-                    paths: paths.split(|byte| *byte == b'\n').filter(|p| !p.is_empty()).map(<[u8]>::to_vec).collect(),
+                    paths,
                     threads: body.u16().ok_or(Errno::EINVAL)?,
                     background: body.u8().ok_or(Errno::EINVAL)? != 0,
                     action: match body.u8().unwrap_or(0) {

@@ -7,6 +7,7 @@
 //!
 //! TLS connections are the crate's own and are driven by its task.
 
+use futures::future::select_ok;
 use futures::task::AtomicWaker;
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
@@ -54,7 +55,13 @@ impl Link {
     async fn connect_unbounded(client: &Client, config: &AsyncConnectionConfig) -> RedisResult<Link> {
         match client.get_connection_info().addr() {
             ConnectionAddr::Tcp(host, port) => {
-                let stream = TcpStream::connect((host.as_str(), *port)).await?;
+                // All addresses at once: the first of several may lead to a host that is gone and says nothing.
+                let addresses = tokio::net::lookup_host((host.as_str(), *port)).await?;
+                let connecting: Vec<_> = addresses.map(|address| Box::pin(TcpStream::connect(address))).collect();
+                if connecting.is_empty() {
+                    return Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address").into());
+                }
+                let (stream, _) = select_ok(connecting).await?;
                 stream.set_nodelay(true)?;
                 Link::over(stream, client, config).await
             }
