@@ -159,8 +159,8 @@ impl Files {
     }
 }
 
-fn number(kernel: &Kernel, ino: Ino) -> INodeNo {
-    INodeNo(kernel.numbers.shown(ino).0)
+fn number(numbers: Numbers, ino: Ino) -> INodeNo {
+    INodeNo(numbers.shown(ino).0)
 }
 
 fn handle(number: FileHandle) -> Handle {
@@ -615,14 +615,14 @@ impl Slot {
                 reply.entry_with_ttls(
                     &node.belief.attr,
                     &node.belief.entry,
-                    &file_attr(number(kernel, node.ino), &node.attr),
+                    &file_attr(number(kernel.numbers, node.ino), &node.attr),
                     GENERATION,
                 );
             }
             (Slot::Entry(reply), Answer::NoNode(ttl)) => reply.entry(&ttl, &no_node(), GENERATION),
             (Slot::Attr(reply), Answer::Attr(node)) => {
                 kernel.told.note_attr(node.ino, &node.attr);
-                reply.attr(&node.belief.attr, &file_attr(number(kernel, node.ino), &node.attr));
+                reply.attr(&node.belief.attr, &file_attr(number(kernel.numbers, node.ino), &node.attr));
             }
             (Slot::Data(reply), Answer::Target(target)) => reply.data(&target),
             (Slot::Data(reply), Answer::Data(payload)) => contiguous(&payload, |bytes| reply.data(bytes)),
@@ -637,14 +637,14 @@ impl Slot {
             }
             (Slot::Create(reply), Answer::Created(node, opening)) => {
                 kernel.told.note_attr(node.ino, &node.attr);
-                let (ttl, attr) = (node.belief.joined(), file_attr(number(kernel, node.ino), &node.attr));
+                let (ttl, attr) = (node.belief.joined(), file_attr(number(kernel.numbers, node.ino), &node.attr));
                 reply.created(&ttl, &attr, GENERATION, FileHandle(opening.handle.0), open_flags(&opening));
             }
             (Slot::Write(reply), Answer::Written(bytes)) => reply.written(bytes),
             (Slot::Directory(mut reply), Answer::Listing(entries)) => {
                 for Listed { item, .. } in &entries {
                     let name = OsStr::from_bytes(item.name.as_bytes());
-                    if reply.add(number(kernel, item.ino), item.next, file_type(item.kind), name) {
+                    if reply.add(number(kernel.numbers, item.ino), item.next, file_type(item.kind), name) {
                         break;
                     }
                 }
@@ -657,9 +657,9 @@ impl Slot {
                     // name is listed, and looked up when it is needed.
                     let dots = item.name.is_dot() || item.name.is_dot_dot();
                     let (ttl, attr) = match item.attr {
-                        Some(attr) => (belief.joined(), file_attr(number(kernel, item.ino), &attr)),
+                        Some(attr) => (belief.joined(), file_attr(number(kernel.numbers, item.ino), &attr)),
                         None => {
-                            let ino = if dots { number(kernel, item.ino) } else { INodeNo(0) };
+                            let ino = if dots { number(kernel.numbers, item.ino) } else { INodeNo(0) };
                             (Duration::ZERO, fuser::FileAttr { ino, kind: file_type(item.kind), ..no_node() })
                         }
                     };
@@ -783,7 +783,7 @@ impl Notices {
     /// The kernel forgets the attributes of a node and keeps its data. May be called while it waits for an answer about
     /// the node: a negative offset leaves the pages alone, and with them the locks that a read under way holds.
     fn forget_attributes(&self, ino: Ino) {
-        if let Err(error) = self.notifier.inval_inode(INodeNo(self.numbers.shown(ino).0), -1, 0) {
+        if let Err(error) = self.notifier.inval_inode(number(self.numbers, ino), -1, 0) {
             tracing::debug!(%ino, %error, "the kernel kept attributes until their time is over");
         }
     }
@@ -791,13 +791,13 @@ impl Notices {
 
 impl KernelCache for Notices {
     fn forget_entry(&self, parent: Ino, name: &[u8]) {
-        if let Err(error) = self.notifier.inval_entry(INodeNo(self.numbers.shown(parent).0), OsStr::from_bytes(name)) {
+        if let Err(error) = self.notifier.inval_entry(number(self.numbers, parent), OsStr::from_bytes(name)) {
             tracing::debug!(%parent, %error, "the kernel kept an entry until its time is over");
         }
     }
 
     fn forget_node(&self, ino: Ino) {
-        if let Err(error) = self.notifier.inval_inode(INodeNo(self.numbers.shown(ino).0), 0, 0) {
+        if let Err(error) = self.notifier.inval_inode(number(self.numbers, ino), 0, 0) {
             tracing::debug!(%ino, %error, "the kernel kept a node until its time is over");
         }
     }

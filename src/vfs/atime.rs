@@ -1,11 +1,11 @@
-//! Access times (`spec/metadata.md` 7.2, `--atime-mode`): opening for reading, reading, listing a directory and following
+//! Access times (`spec/metadata.md` 6, `--atime-mode`): opening for reading, reading, listing a directory and following
 //! a symlink move them when the mount's mode says that it is time. A reader neither waits for the record of it, but at
 //! open, nor fails with it.
 
 use super::Vfs;
 use super::handle::FileHandle;
 use crate::base::{Attr, Ino, Stop, Timestamp};
-use crate::meta::ops::attr::AtimeMode;
+use crate::config::client::AtimeMode;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +28,17 @@ impl LastLook {
     }
 }
 
+/// Whether a node with these attributes, read now, wants its access time moved.
+fn is_due(mode: AtimeMode, attr: &Attr, now: Timestamp) -> bool {
+    let age = now.since(attr.atime);
+    let relative = attr.mtime > attr.atime || attr.ctime > attr.atime || age > Duration::from_secs(24 * 60 * 60);
+    match mode {
+        AtimeMode::Never => false,
+        AtimeMode::Relative => relative,
+        AtimeMode::Strict => relative || age > Duration::from_secs(1),
+    }
+}
+
 impl Vfs {
     fn keeps_atime(&self) -> bool {
         self.settings.atime != AtimeMode::Never && !self.settings.read_only
@@ -36,7 +47,7 @@ impl Vfs {
     /// A node with these attributes is being read.
     pub(super) async fn accessed(&self, ino: Ino, attr: &mut Attr) {
         let now = self.meta.now();
-        if !self.keeps_atime() || !self.settings.atime.is_due(attr, now) {
+        if !self.keeps_atime() || !is_due(self.settings.atime, attr, now) {
             return;
         }
         match self.meta.touch_atime(ino, now).await {
@@ -65,5 +76,24 @@ impl Vfs {
         if self.keeps_atime() && handle.last_look.is_due(self.meta.now()) {
             self.accessed_unseen(handle.ino);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::Kind;
+    use crate::meta::ops::lookup::stub;
+
+    #[test]
+    fn times_move_when_the_mode_says_so() {
+        let at = |seconds: i64| Timestamp::new(1_700_000_000 + seconds, 0);
+        let touched = Attr { atime: at(10), ..stub(Kind::File) };
+        let written = Attr { mtime: at(20), ..touched };
+        assert!(is_due(AtimeMode::Relative, &written, at(21)), "changed since it was read");
+        assert!(!is_due(AtimeMode::Relative, &touched, at(1000)));
+        assert!(is_due(AtimeMode::Relative, &touched, at(90_000)));
+        assert!(is_due(AtimeMode::Strict, &touched, at(12)) && !is_due(AtimeMode::Strict, &touched, at(11)));
+        assert!(!is_due(AtimeMode::Never, &written, at(90_000)));
     }
 }

@@ -8,13 +8,11 @@ use crate::base::{Errno, Fault, Ino, Outcome, SliceId, Stop};
 use crate::buf::{Budget, Pool};
 use crate::cache::{BlockCache, CacheOptions, DiskOptions, Eviction, Verify};
 use crate::chunk::{ChunkOptions, ChunkStore, Compression};
-use crate::config::client as config;
 use crate::config::client::{CacheChecksum, CacheDirs, CacheEviction, ClientSettings};
 use crate::config::units::Bandwidth;
 use crate::config::uri::MetaUri;
 use crate::config::volume::{Access, SESSION_VERSION, VolumeFormat};
 use crate::meta::engine::Engine;
-use crate::meta::ops::attr::AtimeMode;
 use crate::meta::reclaim::SliceRemover;
 use crate::meta::session::{SessionEnd, SessionInfo, SessionNews, Verdict};
 use crate::meta::{Caller, Meta, MetaSettings, Rules, outside};
@@ -230,7 +228,7 @@ impl Client {
             VfsSettings {
                 root,
                 read_only: settings.read_only,
-                atime: atime_mode(settings.atime_mode),
+                atime: settings.atime_mode,
                 max_readahead_bytes: settings.readahead_bytes(format.block_bytes()),
                 compactions_max: if settings.read_only { 0 } else { COMPACTIONS_MAX },
             },
@@ -293,14 +291,6 @@ pub async fn stored_format(engine: &dyn Engine) -> Outcome<Option<VolumeFormat>>
 pub async fn existing_format(engine: &dyn Engine) -> Outcome<VolumeFormat> {
     let missing = "database is not formatted, please run `sluice format ...` first";
     stored_format(engine).await?.ok_or_else(|| Fault::config("open volume").source(missing).into())
-}
-
-fn atime_mode(mode: config::AtimeMode) -> AtimeMode {
-    match mode {
-        config::AtimeMode::Never => AtimeMode::Never,
-        config::AtimeMode::Relative => AtimeMode::Relative,
-        config::AtimeMode::Strict => AtimeMode::Strict,
-    }
 }
 
 /// The directory that a mount shows instead of the volume's root.

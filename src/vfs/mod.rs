@@ -25,8 +25,8 @@ pub mod writer;
 
 use crate::base::Ino;
 use crate::chunk::ChunkStore;
+use crate::config::client::AtimeMode;
 use crate::meta::Meta;
-use crate::meta::ops::attr::AtimeMode;
 use compact::Compactions;
 use file::Files;
 use handle::Handles;

@@ -7,7 +7,6 @@ use crate::base::mode::{GROUP_EXECUTE, PERMISSION_BITS, READ, SGID, SUID, WRITE,
 use crate::base::{Attr, AttrPatch, Errno, Ino, Kind, Mode, Outcome, Timestamp};
 use crate::meta::txn::{AttrOf, Operation, Seen, Settled, Tx};
 use crate::meta::{Caller, Meta};
-use std::time::Duration;
 
 /// Attributes to set; what is `None` stays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -206,30 +205,6 @@ impl Operation for TouchAtime {
             Some(node) if node.peek().atime >= self.now => Settled::Applied(*node.peek()),
             _ => Settled::NotApplied,
         })
-    }
-}
-
-/// When reading moves the access time; nothing of it is stored.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AtimeMode {
-    #[default]
-    Never,
-    /// Once after each change, and once a day.
-    Relative,
-    /// At most once a second.
-    Strict,
-}
-
-impl AtimeMode {
-    /// Whether a node with these attributes, read now, wants its access time moved.
-    pub fn is_due(self, attr: &Attr, now: Timestamp) -> bool {
-        let age = now.since(attr.atime);
-        let relative = attr.mtime > attr.atime || attr.ctime > attr.atime || age > Duration::from_secs(24 * 60 * 60);
-        match self {
-            AtimeMode::Never => false,
-            AtimeMode::Relative => relative,
-            AtimeMode::Strict => relative || age > Duration::from_secs(1),
-        }
     }
 }
 
@@ -438,7 +413,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn access_times_only_move_forward_and_only_when_due() {
+    async fn access_times_only_move_forward() {
         let meta = volume().await;
         let ino = node(&meta, Kind::File, 0o644, 9).await;
         let before = meta.getattr(ino).await.unwrap();
@@ -446,11 +421,5 @@ mod tests {
         let touched = meta.touch_atime(ino, at(10)).await.unwrap();
         assert_eq!((touched.atime, touched.ctime), (at(10), before.ctime));
         assert_eq!(meta.touch_atime(ino, at(5)).await.unwrap().atime, at(10));
-        let written = Attr { mtime: at(20), ..touched };
-        assert!(AtimeMode::Relative.is_due(&written, at(21)), "changed since it was read");
-        assert!(!AtimeMode::Relative.is_due(&touched, at(1000)));
-        assert!(AtimeMode::Relative.is_due(&touched, at(90_000)));
-        assert!(AtimeMode::Strict.is_due(&touched, at(12)) && !AtimeMode::Strict.is_due(&touched, at(11)));
-        assert!(!AtimeMode::Never.is_due(&written, at(90_000)));
     }
 }

@@ -14,8 +14,8 @@
 //!
 //! Needs Redis 6.2 (HRANDFIELD). Cluster and Sentinel are refused.
 //!
-//! `codec` names keys and decodes replies, `batch` encodes commits, `conn` keeps the connection that `link` is, `scan` pages
-//! through what there is, `url` says where the server is.
+//! `codec` names keys and decodes replies, `batch` encodes commits, `conn` keeps the connection that `link` is, `scan`
+//! pages through what there is, `url` says where the server is.
 
 mod batch;
 mod codec;
