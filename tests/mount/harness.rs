@@ -318,6 +318,16 @@ impl Mount {
             .collect()
     }
 
+    /// `kill -9` of the client with all its processes, and the dead mount off its point.
+    pub fn kill(&self) {
+        for pid in self.pids() {
+            // SAFETY: kill has no preconditions; the processes are those of this mount.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+        self.wait_for_exit();
+        run(Command::new("umount").arg("-l").arg(&self.point));
+    }
+
     pub fn wait_for_exit(&self) {
         let started = Instant::now();
         while !self.pids().is_empty() {

@@ -45,8 +45,10 @@ macro_rules! on_all_volumes {
     };
 }
 
+mod cells;
 mod exerciser;
 mod harness;
+mod kill;
 mod life;
 mod peer;
 mod posix;
