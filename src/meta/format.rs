@@ -1,7 +1,7 @@
 //! The birth of a volume: the setting, the root and the trash root (`spec/metadata.md` 1.1, 2.4).
 
 use super::engine::{Change, Engine};
-use super::record::{Key, Record};
+use super::record::{DirStat, Key, Record};
 use super::txn::{AttrOf, Operation, Peek, SettingOf, Tx};
 use super::{Meta, outside};
 use crate::base::{Attr, Ino, Kind, Mode, Outcome, Timestamp};
@@ -10,6 +10,7 @@ use bytes::Bytes;
 struct Format {
     setting: Bytes,
     with_trash: bool,
+    dir_stats: bool,
 }
 
 impl Operation for Format {
@@ -22,6 +23,11 @@ impl Operation for Format {
         let now = Timestamp::new(tx.now().seconds, 0);
         if root.into_option().is_none() {
             tx.put_attr(Ino::ROOT, &first_directory(0o777, now));
+            if self.dir_stats {
+                // Changes are added to statistics that are there. The peer counts a directory without any when it
+                // needs them first, and its check says that they are missing until then.
+                tx.change(Change::Put(Key::DirStat(Ino::ROOT), Record::DirStat(DirStat::default())));
+            }
         }
         if self.with_trash && trash.into_option().is_none() {
             tx.put_attr(Ino::TRASH, &first_directory(0o555, now));
@@ -57,8 +63,9 @@ impl Meta {
     /// root. What exists stays.
     pub async fn format(&self, setting: &[u8]) -> Outcome<()> {
         outside(self.engine().prepare().await)?;
-        let with_trash = self.rules().trash_days > 0;
-        self.run(&Format { setting: Bytes::copy_from_slice(setting), with_trash }).await
+        let rules = self.rules();
+        let (with_trash, dir_stats) = (rules.trash_days > 0, rules.dir_stats);
+        self.run(&Format { setting: Bytes::copy_from_slice(setting), with_trash, dir_stats }).await
     }
 
     /// The format document as stored; `None` when there is no volume here.
