@@ -12,9 +12,10 @@ use super::record::{Counter, Key, Record};
 use super::session::clamp_heartbeat;
 use super::txn::{DelayedSlicesOf, Operation, Settled, Tx};
 use super::{Meta, outside};
-use crate::base::{Outcome, SliceId};
+use crate::base::{Ino, Outcome, SliceId};
 use crate::util::task::{Job, StopSignal, jittered, stop_signal};
 use async_trait::async_trait;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -143,6 +144,17 @@ impl Operation for ExpireDelayed {
     }
 }
 
+/// What a clean-up removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CleanedUp {
+    /// Names and replaced slices whose time in the trash was over.
+    pub trash: usize,
+    /// Deleted files whose data went.
+    pub files: usize,
+    /// Slices without references.
+    pub slices: usize,
+}
+
 impl Meta {
     /// The leased jobs that a client with background jobs runs; the caller spawns each ([`crate::util::task::Tasks`]).
     /// `max_deletes` as for `run_reclaim`: with zero, the jobs that remove objects are left out.
@@ -174,6 +186,45 @@ impl Meta {
         jobs
     }
 
+    /// Does at once what the hourly jobs do in their turns: what is too old goes out of the trash, and the data of
+    /// deleted files and replaced slices that nothing refers to is removed. Once more is harmless, so no lease is taken.
+    pub async fn clean_up(
+        &self,
+        remover: Arc<dyn SliceRemover>,
+        parallel: usize,
+        stop: StopSignal,
+    ) -> Outcome<CleanedUp> {
+        self.writable()?;
+        let removal = Removal::new(remover, parallel.max(1), stop);
+        let trash = self.clean_trash(&removal).await?;
+        let files = self.clean_deleted_files(&removal).await?;
+        let slices = self.clean_slices(&removal).await?;
+        Ok(CleanedUp { trash, files, slices })
+    }
+
+    /// Removes what is left of these deleted files, however long ago they were deleted. Answers how many were done.
+    pub async fn remove_deleted_files(
+        &self,
+        inodes: &HashSet<Ino>,
+        remover: Arc<dyn SliceRemover>,
+        parallel: usize,
+        stop: StopSignal,
+    ) -> Outcome<usize> {
+        let removal = Removal::new(remover, parallel.max(1), stop);
+        self.clean_deleted(&removal, |ino, _| inodes.contains(&ino)).await
+    }
+
+    /// Removes the objects and records of slices that nobody refers to any more. Answers how many went.
+    pub async fn remove_slices(
+        &self,
+        slices: Vec<(SliceId, u32)>,
+        remover: Arc<dyn SliceRemover>,
+        parallel: usize,
+        stop: StopSignal,
+    ) -> usize {
+        self.reclaim_slices(slices, &Removal::new(remover, parallel.max(1), stop)).await
+    }
+
     /// Pages of a scan, until its end or until told to stop.
     async fn next_page(
         &self,
@@ -190,11 +241,15 @@ impl Meta {
     /// Removes the data of files deleted over an hour ago. Answers how many files were done.
     pub(super) async fn clean_deleted_files(&self, removal: &Removal) -> Outcome<usize> {
         let before = self.now().seconds - FILE_AGE_SECONDS;
+        self.clean_deleted(removal, |_, deleted| deleted < before).await
+    }
+
+    async fn clean_deleted(&self, removal: &Removal, due: impl Fn(Ino, i64) -> bool) -> Outcome<usize> {
         let (mut after, mut ended, mut done) = (None, false, 0);
         while !ended && done < FILES_MAX {
             for row in self.next_page(&Scan::DeletedFiles, &mut after, &mut ended).await? {
                 let (Key::DeletedFile(ino, length), Record::Number(deleted)) = row else { continue };
-                if deleted >= before {
+                if !due(ino, deleted) {
                     continue;
                 }
                 if removal.is_stopped() {

@@ -18,12 +18,14 @@ pub mod open;
 pub mod ops;
 pub mod reclaim;
 pub mod record;
+pub mod repair;
 pub mod session;
 #[cfg(test)]
 pub mod testing;
 pub mod trash;
 pub mod txn;
 pub mod usage;
+mod verify;
 
 use crate::base::{Attr, Fault, Ino, Outcome, SessionId, Stop, Timestamp};
 use crate::util::clock::SharedClock;

@@ -114,7 +114,7 @@ impl Meta {
     }
 
     /// The names under which `ino` stands in `dir`.
-    async fn names_in(&self, dir: Ino, ino: Ino, only_one: bool) -> Outcome<Vec<Name>> {
+    pub(crate) async fn names_in(&self, dir: Ino, ino: Ino, only_one: bool) -> Outcome<Vec<Name>> {
         let (mut names, mut after) = (Vec::new(), None);
         loop {
             let page = self.list_names(dir, after.as_ref(), PAGE_ENTRIES).await?;

@@ -19,6 +19,7 @@ pub mod remove_tree;
 pub mod rename;
 pub mod rmdir;
 pub mod slices;
+pub mod substitute;
 pub mod truncate;
 pub mod unlink;
 pub mod xattr;
