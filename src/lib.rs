@@ -5,6 +5,7 @@
 //! ```text
 //! cli ─► fuse ─► vfs ─► chunk ─► cache ─► buf ─► base, util
 //!  │              │  └───► meta ─► (engine) ─► base, util
+//!  ├─► tools ─► vfs, meta, object
 //!  └─► config     chunk ─► object ─► buf
 //! ```
 //!
@@ -12,6 +13,7 @@
 //! - [`meta`]: names, attributes and slices; each operation written once over typed record transactions.
 //! - [`object`], [`cache`], [`chunk`]: blocks in the store, blocks on the local disk, and the bytes of a file.
 //! - [`vfs`]: where names and bytes meet; [`fuse`]: the kernel's protocol and nothing else.
+//! - [`tools`]: check, clean and restore a volume, without mounting it.
 //! - [`config`]: what is stored about a volume and what a client was told; [`cli`]: the commands.
 
 pub mod base;
@@ -25,5 +27,6 @@ pub mod fuse;
 pub mod meta;
 pub mod object;
 pub mod telemetry;
+pub mod tools;
 pub mod util;
 pub mod vfs;

@@ -5,7 +5,9 @@
 //! suggested again by the next read.
 
 use super::Vfs;
-use crate::base::{ChunkIndex, Ino, Outcome, Slice};
+use crate::base::{ChunkIndex, Ino, Outcome, Slice, SliceId};
+use crate::chunk::ChunkStore;
+use crate::meta::Meta;
 use crate::meta::ops::compact::{Replaced, plan_compaction};
 use parking_lot::Mutex;
 use std::collections::HashSet;
@@ -62,25 +64,47 @@ impl Vfs {
     }
 
     async fn compact_once(&self, ino: Ino, index: ChunkIndex) -> Outcome<bool> {
-        let records = self.meta.read_chunk(ino, index).await?;
-        let Some(plan) = plan_compaction(&records) else { return Ok(false) };
-        let id = self.meta.next_slice().await?;
-        let size = self.data.merge(&plan.pieces, id).await?;
-        let new = Slice { pos: plan.pos, id, size, off: 0, len: size };
-        match self.meta.replace_slices(ino, index, &records[..plan.read], plan.skipped, new).await {
-            Ok(Replaced::Done { garbage }) => {
+        match compact_once(&self.meta, &self.data, ino, index).await? {
+            Compacted::Done { garbage, .. } => {
                 if let Some(file) = self.files.get(ino) {
                     file.state().chunks.remove(&index);
                 }
                 self.meta.queue_slices(garbage);
                 Ok(true)
             }
-            Ok(Replaced::Changed) => {
-                self.data.remove(id, size).await?;
-                Ok(false)
-            }
-            // Whether the new slice is in use is not known after a fault, so its objects stay for `gc` to judge.
-            Err(stop) => Err(stop),
+            Compacted::Nothing => Ok(false),
+        }
+    }
+}
+
+/// What one compaction did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Compacted {
+    /// There was nothing worth merging, or the list changed meanwhile.
+    Nothing,
+    Done {
+        /// The records that the new slice stands for.
+        merged: usize,
+        /// Its bytes.
+        bytes: u32,
+        /// Slices that nobody refers to any more.
+        garbage: Vec<(SliceId, u32)>,
+    },
+}
+
+/// Rewrites what is worth it of a chunk as one slice; for a client of its own or a tool without one.
+pub async fn compact_once(meta: &Meta, data: &ChunkStore, ino: Ino, index: ChunkIndex) -> Outcome<Compacted> {
+    let records = meta.read_chunk(ino, index).await?;
+    let Some(plan) = plan_compaction(&records) else { return Ok(Compacted::Nothing) };
+    let id = meta.next_slice().await?;
+    let size = data.merge(&plan.pieces, id).await?;
+    let new = Slice { pos: plan.pos, id, size, off: 0, len: size };
+    // Whether the new slice is in use is not known after a fault, so its objects stay for `gc` to judge.
+    match meta.replace_slices(ino, index, &records[..plan.read], plan.skipped, new).await? {
+        Replaced::Done { garbage } => Ok(Compacted::Done { merged: plan.read - plan.skipped, bytes: size, garbage }),
+        Replaced::Changed => {
+            data.remove(id, size).await?;
+            Ok(Compacted::Nothing)
         }
     }
 }

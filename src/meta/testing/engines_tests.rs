@@ -22,6 +22,7 @@ async fn run_on(engine: &str) {
     let mut tests = tokio::process::Command::new(std::env::current_exe().expect("this binary"))
         .args([
             "meta::",
+            "tools::",
             "--skip",
             "meta::engine::",
             "--skip",

@@ -1,0 +1,333 @@
+//! Whether a volume is whole: its metadata fits together, and every block of every file is in the store with the bytes
+//! it should have (`spec/data.md` 15.2).
+//!
+//! The metadata is walked by the tree checker ([`crate::meta::check`], about a hundred bytes a node), or by
+//! [`super::subtree`] when only a part of the volume is asked for. Its pages are not one snapshot, so what a first walk
+//! finds is looked for again by a second one, and what both find is asked for by itself ([`crate::meta::Meta::holds`], and one more
+//! count of references): a volume in use is not called broken for what was going on in it. Between the walks clients
+//! have the time to write down the statistics that they collect. A node without an entry that changed within a day may
+//! be a copy of a tree that is being made (a clone gets its entry last), so it is told and not held against the volume.
+//!
+//! Blocks are compared with the listing of the store, so that a whole volume costs one request for a thousand blocks;
+//! those that the listing does not show are asked for one by one. A slice is collected before the store is listed, and
+//! its objects were there before its record, so a slice that is being written is never missed. See [`super::slices`]
+//! for what is held in memory.
+//!
+//! Repairs ([`crate::meta::repair`]) go stage by stage, each followed by a new check, until nothing is left that can be
+//! mended. Lost data is only touched when it is said how ([`OnLost`]).
+
+use super::lost::{self, Lost, OnLost, Owner};
+use super::slices::{SLICES_MAX, Table};
+use super::subtree::{self, Walked};
+use super::{PAGE_RECORDS, Tally, Volume, Watch, listing, references};
+use crate::base::{Attr, CHUNK_BYTES, ChunkIndex, Errno, Fault, Ino, Mode, Outcome, Slice};
+use crate::cache::BlockKey;
+use crate::chunk::layout;
+use crate::meta::check::{Finding, check};
+use crate::meta::engine::{Cursor, Scan};
+use crate::meta::outside;
+use crate::meta::record::{Key, Record};
+use crate::meta::repair::{Mended, ORPHAN_AGE_SECONDS, is_statistic};
+use futures::StreamExt;
+use std::collections::HashSet;
+use std::time::Duration;
+
+/// More rounds than any damage has stages; a circle of directories takes one each.
+const ROUNDS_MAX: usize = 64;
+/// Clients write their part of the statistics down every second.
+const SETTLES: Duration = Duration::from_millis(1500);
+/// More findings are no coincidence, and asking for each of them would take too long.
+const JUDGED_MAX: usize = 10_000;
+/// Chunks of a file that are asked for in one trip.
+const CHUNKS_AT_ONCE: u32 = 256;
+
+/// What to check, and what to do about what is found.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// A path in the volume; the whole volume when there is none.
+    pub path: Option<Vec<u8>>,
+    /// With a path: everything below it, too.
+    pub recursive: bool,
+    pub repair: bool,
+    /// Sets the statistics of directories right, whatever else is to be repaired.
+    pub sync_dir_stat: bool,
+    /// Permissions of directories that are made anew.
+    pub dir_mode: Mode,
+    pub on_lost: OnLost,
+    /// Requests to the store at a time.
+    pub parallel: usize,
+}
+
+/// What was found. A check that was cut short has seen only a part.
+#[derive(Debug, Default)]
+pub struct Report {
+    pub nodes: u64,
+    pub entries: u64,
+    /// What does not fit together, and was not mended.
+    pub problems: Vec<Finding>,
+    /// Statistics that are off. They are best effort, so a volume is whole in spite of them.
+    pub statistics: Vec<Finding>,
+    /// Nodes without an entry, too young to be judged.
+    pub young: Vec<Finding>,
+    /// What was mended, and how.
+    pub mended: Vec<(Finding, String)>,
+    /// Why something was not.
+    pub left: Vec<(Finding, &'static str)>,
+    /// In the store.
+    pub blocks: Tally,
+    /// Of files.
+    pub slices: Tally,
+    pub lost: Lost,
+    /// Blocks of which the store would not tell whether they are there.
+    pub unreadable: u64,
+}
+
+impl Report {
+    /// Whether the volume is whole, now.
+    pub fn is_clean(&self) -> bool {
+        self.problems.is_empty() && self.lost.broken() == 0 && self.unreadable == 0
+    }
+}
+
+/// Checks a volume. What is found is in `report` also when the check is cut short, with ECANCELED, or fails.
+pub async fn run(volume: &Volume, options: &Options, watch: &Watch, report: &mut Report) -> Outcome<()> {
+    tree(volume, options, watch, report).await?;
+    let owners = match &options.path {
+        Some(path) => blocks_below(volume, path, options, watch, report).await?,
+        None => {
+            blocks(volume, options, watch, report).await?;
+            if report.lost.blocks.is_empty() {
+                return Ok(());
+            }
+            watch.progress.phase("files of lost blocks");
+            lost::owners(volume, &report.lost, watch).await?
+        }
+    };
+    lost::name_files(volume, &mut report.lost, owners).await?;
+    if options.on_lost == OnLost::Report || report.lost.blocks.is_empty() {
+        return Ok(());
+    }
+    if options.path.is_none() && report.blocks.count == 0 {
+        // Nobody loses everything at once and wants to go on; a wrong bucket looks the same.
+        let why = "the store has no block of this volume at all: is it the right one?";
+        return Err(Fault::config("mend lost blocks").with("store", volume.store.name()).source(why).into());
+    }
+    watch.progress.phase("lost blocks");
+    lost::mend(volume, &mut report.lost, options.on_lost, watch).await
+}
+
+async fn tree(volume: &Volume, options: &Options, watch: &Watch, report: &mut Report) -> Outcome<()> {
+    for round in 0.. {
+        let found = confirmed(volume, options, watch).await?;
+        (report.nodes, report.entries) = (found.nodes, found.entries);
+        let wanted = |finding: &Finding| {
+            let by_option = options.repair
+                || (options.sync_dir_stat
+                    && matches!(finding, Finding::WrongDirStat { .. } | Finding::LostDirStat { .. }));
+            by_option && !report.left.iter().any(|(left, _)| left == finding)
+        };
+        let due: Vec<Finding> = found.findings.iter().filter(|finding| wanted(finding)).cloned().collect();
+        if due.is_empty() || round == ROUNDS_MAX {
+            (report.statistics, report.problems) = found.findings.into_iter().partition(is_statistic);
+            return young(volume, report).await;
+        }
+        watch.progress.phase("repairs");
+        for (finding, mended) in volume.meta.mend(&due, options.dir_mode).await? {
+            watch.progress.add(1);
+            match mended {
+                Mended::Done(how) => report.mended.push((finding, how)),
+                Mended::Gone => {}
+                Mended::Left(why) => report.left.push((finding, why)),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Takes what may still be in the making out of the problems.
+async fn young(volume: &Volume, report: &mut Report) -> Outcome<()> {
+    let since = volume.meta.now().seconds - ORPHAN_AGE_SECONDS;
+    let mut problems = Vec::with_capacity(report.problems.len());
+    for finding in std::mem::take(&mut report.problems) {
+        let young = match &finding {
+            Finding::Orphan { ino, .. } => match volume.meta.read(&[Key::Attr(*ino)]).await?.pop().flatten() {
+                Some(Record::Attr(attr)) => attr.ctime.seconds > since,
+                _ => false,
+            },
+            _ => false,
+        };
+        if young { report.young.push(finding) } else { problems.push(finding) }
+    }
+    report.problems = problems;
+    report.left.retain(|(finding, _)| !report.young.contains(finding));
+    Ok(())
+}
+
+/// What two walks find, and what holds when it is looked at by itself.
+async fn confirmed(volume: &Volume, options: &Options, watch: &Watch) -> Outcome<Walked> {
+    watch.progress.phase("metadata");
+    let mut first = findings(volume, options, watch).await?;
+    if !first.findings.is_empty() {
+        watch.progress.phase("metadata, once more");
+        if !watch.stop.sleep(SETTLES).await {
+            return Err(Errno::ECANCELED.into());
+        }
+        let second = findings(volume, options, watch).await?;
+        let again: HashSet<String> = second.findings.iter().map(|finding| format!("{finding:?}")).collect();
+        first.findings.retain(|finding| again.contains(&format!("{finding:?}")));
+    }
+    if first.findings.len() > JUDGED_MAX {
+        return Ok(first);
+    }
+    references::confirm(volume, &mut first.findings, watch).await?;
+    let mut holding = Vec::with_capacity(first.findings.len());
+    for finding in std::mem::take(&mut first.findings) {
+        watch.go_on()?;
+        if volume.meta.holds(&finding).await? {
+            holding.push(finding);
+        }
+    }
+    Ok(Walked { findings: holding, ..first })
+}
+
+async fn findings(volume: &Volume, options: &Options, watch: &Watch) -> Outcome<Walked> {
+    if let Some(path) = &options.path {
+        return subtree::walk(&volume.meta, path, options.recursive, watch, async |_| Ok(())).await;
+    }
+    let checked = tokio::select! {
+        checked = check(&**volume.meta.engine()) => checked?,
+        () = watch.stop.stopped() => return Err(Errno::ECANCELED.into()),
+    };
+    watch.progress.add(checked.nodes);
+    Ok(Walked { nodes: checked.nodes, entries: checked.entries, findings: checked.findings })
+}
+
+/// All blocks of the volume.
+async fn blocks(volume: &Volume, options: &Options, watch: &Watch, report: &mut Report) -> Outcome<()> {
+    let hash_prefix = volume.data.options().hash_prefix;
+    let mut from = 0;
+    loop {
+        watch.progress.phase("slices");
+        let mut table = Table::collect(volume, from, SLICES_MAX, watch).await?;
+        for row in table.rows().iter().filter(|row| row.mentioned) {
+            report.slices.add(row.size.into());
+        }
+        watch.progress.phase("objects");
+        let mut pages = listing::pages(&volume.store, hash_prefix, options.parallel);
+        while let Some(page) = pages.next().await {
+            watch.go_on()?;
+            let page = page?;
+            watch.progress.add(page.len() as u64);
+            for object in page {
+                let Some(key) = block_of(volume, &object.key).filter(|key| table.covers(key.slice)) else { continue };
+                report.blocks.add(key.size.into());
+                if volume.fits(&key, object.size) {
+                    table.see(&key, volume.block_size());
+                }
+            }
+        }
+        watch.progress.phase("blocks that were not listed");
+        let incomplete = table.incomplete(volume.block_size());
+        let keys = incomplete.flat_map(|row| layout::blocks(row.id, row.size, volume.block_size()));
+        lost::missing(volume, keys, options.parallel, watch, &mut report.lost, &mut report.unreadable).await?;
+        match table.next() {
+            Some(next) => from = next,
+            None => return Ok(()),
+        }
+    }
+}
+
+/// The block that an object is, by its name; objects with other names are nobody's business.
+pub(super) fn block_of(volume: &Volume, name: &str) -> Option<BlockKey> {
+    let key = BlockKey::parse(name.rsplit('/').next()?)?;
+    (volume.name_of(&key) == name).then_some(key)
+}
+
+/// The blocks of the files at and below a path, asked for one by one.
+async fn blocks_below(
+    volume: &Volume,
+    path: &[u8],
+    options: &Options,
+    watch: &Watch,
+    report: &mut Report,
+) -> Outcome<Vec<Owner>> {
+    watch.progress.phase("blocks");
+    let mut owners = Vec::new();
+    let (tally, lost, unreadable) = (&mut report.slices, &mut report.lost, &mut report.unreadable);
+    let blocks = &mut report.blocks;
+    subtree::walk(&volume.meta, path, options.recursive, watch, async |files: Vec<(Ino, Attr)>| {
+        for (ino, attr) in files {
+            let mut chunks = ChunksOf::new(volume, ino, &attr);
+            while let Some(page) = chunks.next().await? {
+                for (index, mut slices) in page {
+                    watch.go_on()?;
+                    slices.retain(|slice| !slice.is_hole());
+                    slices.sort_unstable_by_key(|slice| (slice.id, slice.size));
+                    slices.dedup_by_key(|slice| (slice.id, slice.size));
+                    slices.iter().for_each(|slice| tally.add(slice.size.into()));
+                    let before = (lost.blocks.len(), lost.more);
+                    let all = |slice: &Slice| layout::blocks(slice.id, slice.size, volume.block_size());
+                    let keys: Vec<BlockKey> = slices.iter().flat_map(all).collect();
+                    keys.iter().for_each(|key| blocks.add(key.size.into()));
+                    lost::missing(volume, keys.into_iter(), options.parallel, watch, lost, unreadable).await?;
+                    if (lost.blocks.len(), lost.more) != before {
+                        // What was replaced meanwhile lost its objects as it should.
+                        let still = volume.meta.read_chunk(ino, index).await?;
+                        let held = slices.iter().filter(|slice| still.iter().any(|now| now.id == slice.id));
+                        owners.extend(held.map(|slice| (ino, index, slice.id)));
+                    }
+                }
+            }
+        }
+        Ok(())
+    })
+    .await?;
+    // A slice that two files share was asked for twice.
+    lost.blocks.sort_unstable();
+    lost.blocks.dedup();
+    let slices: HashSet<_> = lost.blocks.iter().map(|block| block.key.slice).collect();
+    owners.retain(|(.., slice)| slices.contains(slice));
+    let gone = lost.tally();
+    (blocks.count, blocks.bytes) = (blocks.count.saturating_sub(gone.count), blocks.bytes.saturating_sub(gone.bytes));
+    Ok(owners)
+}
+
+/// The chunks of a file, page by page. A sparse file can have very many that are not there, so they are listed where
+/// that is possible, and else asked for many at a time.
+struct ChunksOf<'a> {
+    volume: &'a Volume,
+    ino: Ino,
+    /// Behind the last one.
+    end: u32,
+    next: u32,
+    after: Option<Cursor>,
+    ended: bool,
+}
+
+impl<'a> ChunksOf<'a> {
+    fn new(volume: &'a Volume, ino: Ino, attr: &Attr) -> ChunksOf<'a> {
+        let end = u32::try_from(attr.length.div_ceil(CHUNK_BYTES)).unwrap_or(u32::MAX);
+        ChunksOf { volume, ino, end, next: 0, after: None, ended: end == 0 }
+    }
+
+    async fn next(&mut self) -> Outcome<Option<Vec<(ChunkIndex, Vec<Slice>)>>> {
+        if self.ended {
+            return Ok(None);
+        }
+        let meta = &self.volume.meta;
+        if self.end <= CHUNKS_AT_ONCE || !meta.engine().lists_chunks_of_file() {
+            let (from, to) = (self.next, self.next.saturating_add(CHUNKS_AT_ONCE).min(self.end));
+            (self.next, self.ended) = (to, to == self.end);
+            return Ok(Some(meta.read_chunks(self.ino, ChunkIndex(from)..ChunkIndex(to)).await?));
+        }
+        let page = outside(meta.engine().scan(&Scan::ChunksOf(self.ino), self.after.as_ref(), PAGE_RECORDS).await)?;
+        (self.ended, self.after) = (page.next.is_none(), page.next);
+        let chunk =
+            |row| if let (Key::Chunk(_, index), Record::Slices(slices)) = row { Some((index, slices)) } else { None };
+        Ok(Some(page.rows.into_iter().filter_map(chunk).collect()))
+    }
+}
+
+#[cfg(test)]
+#[path = "fsck_tests.rs"]
+mod tests;
