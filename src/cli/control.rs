@@ -19,7 +19,9 @@ const PROGRESS: u8 = 0xFE;
 const DATA: u8 = 0xFF;
 
 /// The operations that commands use.
+pub const REMOVE: u32 = 1002;
 pub const INFO: u32 = 1005;
+pub const COMPACT: u32 = 1008;
 
 /// What came of a request.
 #[derive(Debug, PartialEq, Eq)]

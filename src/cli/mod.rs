@@ -6,17 +6,23 @@
 //! either.
 
 pub mod args;
+pub mod compact;
 pub mod config;
 pub mod control;
 pub mod daemon;
 pub mod destroy;
 pub mod format;
+pub mod fsck;
 pub mod fstab;
+pub mod gc;
 pub mod helper;
 pub mod info;
 pub mod mount;
 pub mod open;
 pub mod options;
+pub mod progress;
+pub mod restore;
+pub mod rmr;
 pub mod serve;
 pub mod signal;
 pub mod status;
@@ -90,6 +96,16 @@ enum Command {
     Mount(Box<mount::Args>),
     /// Unmount a volume
     Umount(umount::Args),
+    /// Check a volume, and repair it
+    Fsck(fsck::Args),
+    /// Find what the store holds for nobody, and remove it
+    Gc(gc::Args),
+    /// Rewrite chunks of many slices as one each
+    Compact(compact::Args),
+    /// Remove directories with everything in them, fast
+    Rmr(rmr::Args),
+    /// Bring back what lies in the trash
+    Restore(restore::Args),
     /// Show the version
     Version,
 }
@@ -183,6 +199,11 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Info(args) => info::run(args)?,
         Command::Mount(args) => return mount::run(*args),
         Command::Umount(args) => umount::run(args)?,
+        Command::Fsck(args) => block_on(fsck::run(args))?,
+        Command::Gc(args) => block_on(gc::run(args))?,
+        Command::Compact(args) => compact::run(args)?,
+        Command::Rmr(args) => rmr::run(args)?,
+        Command::Restore(args) => block_on(restore::run(args))?,
         Command::Version => println!("sluice {}", version_text()),
     }
     Ok(ExitCode::SUCCESS)

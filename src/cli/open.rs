@@ -2,11 +2,14 @@
 
 use crate::base::Stop;
 use crate::buf::{Budget, Pool};
+use crate::cache::{BlockCache, CacheOptions};
+use crate::chunk::{ChunkOptions, ChunkStore, Compression};
 use crate::config::volume::{Access, VolumeFormat};
 use crate::config::{ClientSettings, MetaUri};
 use crate::meta::engine::Engine;
 use crate::meta::{Meta, MetaSettings, Rules};
 use crate::object::SharedStore;
+use crate::tools::Volume;
 use crate::util::clock::SystemClock;
 use crate::vfs::client::{self, open_engine, open_objects, rules_of};
 use anyhow::Context as _;
@@ -52,6 +55,25 @@ pub async fn usable_format(meta: &Meta, access: Access) -> anyhow::Result<Volume
 pub fn objects(format: &VolumeFormat) -> Result<SharedStore, Stop> {
     let settings = ClientSettings { io_retries: 3, ..ClientSettings::default() };
     Ok(open_objects(format, &settings, &Pool::new(Budget::new(BUFFER_BYTES)))?.store)
+}
+
+/// A volume as the repair tools work on it: without a session, without a cache.
+pub fn volume(meta: Arc<Meta>, format: &VolumeFormat) -> anyhow::Result<Volume> {
+    let pool = Pool::new(Budget::new(BUFFER_BYTES));
+    let settings = ClientSettings { io_retries: 3, ..ClientSettings::default() };
+    let store = open_objects(format, &settings, &pool).context("object storage")?.store;
+    tracing::info!("Data use {}", store.name());
+    let compression = Compression::parse(&format.compression)
+        .with_context(|| format!("the volume's compression \"{}\" is not known", format.compression))?;
+    let options = ChunkOptions {
+        block_size: u32::try_from(format.block_bytes()).context("the volume's block size")?,
+        compression,
+        hash_prefix: format.hash_prefix,
+        ..ChunkOptions::default()
+    };
+    let cache = BlockCache::open(&CacheOptions::default(), &pool);
+    let data = ChunkStore::new(store.clone(), cache, pool, options);
+    Ok(Volume { meta, store, data })
 }
 
 /// The rules of a volume that is about to be made.

@@ -52,4 +52,5 @@ mod kill;
 mod life;
 mod peer;
 mod posix;
+mod tools;
 mod work;

@@ -1,7 +1,7 @@
 //! Volumes cross between SluiceFS and the peer (JuiceFS 1.4.2) in both directions: equal bytes, attributes, extended
 //! attributes, ACLs and link counts, and nothing for the peer's `fsck` to complain about.
 
-use crate::harness::{Engine, Mount, SLUICE, Store, Volume, program, ready, run, sh};
+use crate::harness::{Engine, Mount, SLUICE, Store, Volume, output, program, ready, run, sh};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -67,6 +67,18 @@ for top, dirs, files in sorted(os.walk(b"data")):
     run(Command::new("python3").arg("-c").arg(script).current_dir(&mount.point))
 }
 
+/// Neither program has anything to say against the volume, nor finds what is leaked in it.
+#[track_caller]
+fn is_whole(volume: &Volume) {
+    for binary in [peer(), PathBuf::from(SLUICE)] {
+        run(volume.command(&binary).args(["fsck", &volume.meta_url]));
+        let mut gc = volume.command(&binary);
+        let answer = output(gc.env("JFS_GC_SKIPPEDTIME", "0").args(["gc", &volume.meta_url]));
+        let told = String::from_utf8_lossy(&answer.stderr);
+        assert!(answer.status.success() && told.contains(" 0 leaked (0 bytes)"), "{told}");
+    }
+}
+
 fn crosses(engine: Engine, from_peer: bool) {
     if !prepared(engine) {
         return;
@@ -82,7 +94,7 @@ fn crosses(engine: Engine, from_peer: bool) {
         text
     };
     assert!(written.lines().count() > 300, "the tree was not made:\n{written}");
-    run(volume.command(peer()).args(["fsck", &volume.meta_url]));
+    is_whole(&volume);
     let mount = volume.mount_with(&second, &["--enable-xattr"]);
     let read = describe(&mount);
     for (a, b) in written.lines().zip(read.lines()) {
@@ -95,7 +107,7 @@ fn crosses(engine: Engine, from_peer: bool) {
         "cp -a data copied && diff -r --no-dereference -x device -x fifo data copied && rm -rf data && mv copied data && echo more >> data/small",
     );
     mount.umount();
-    run(volume.command(peer()).args(["fsck", &volume.meta_url]));
+    is_whole(&volume);
     let back = volume.mount_with(&first, &["--enable-xattr"]);
     assert_eq!(std::fs::read_to_string(back.path("data/small")).expect("readable"), "hellomore\n");
     back.umount();
