@@ -246,3 +246,49 @@ fn info_outside_of_a_mount_is_an_error_line() {
     assert_eq!(outcome.code, 0, "as the peer does");
     assert!(outcome.log.contains("<ERROR>: Open control file for"), "{}", outcome.log);
 }
+
+#[test]
+fn a_volume_is_checked_and_cleaned_with_reports_for_programs() {
+    let place = Place::new();
+    assert_eq!(place.format("").code, 0);
+    let checked: Value = serde_json::from_str(&place.ok("fsck sqlite3://meta.db --json")).expect("JSON");
+    assert_eq!(
+        (&checked["Complete"], &checked["Clean"], &checked["LostBlocks"]),
+        (&true.into(), &true.into(), &0.into())
+    );
+    let lone = place.path().join("objects/vol/chunks/0/0/7_0_5");
+    std::fs::create_dir_all(lone.parent().expect("a directory")).expect("a directory");
+    std::fs::write(&lone, "extra").expect("an object");
+    // No id was handed out in this volume yet: what has one may be what a backup of the metadata forgot.
+    let outcome = place.run("gc sqlite3://meta.db --delete --json --min-age 0");
+    let cleaned: Value = serde_json::from_str(&outcome.out).expect("JSON");
+    assert_eq!((&cleaned["NeverHandedOut"]["Count"], &cleaned["Leaked"]["Count"]), (&1.into(), &0.into()));
+    assert!(outcome.code == 0 && outcome.log.contains("never handed out") && lone.exists(), "{}", outcome.log);
+    let line = "scanned 1 objects, 0 valid, 0 pending delete (0 bytes), 0 compacted (0 bytes), 0 leaked (0 bytes), ";
+    assert!(outcome.log.contains(line), "{}", outcome.log);
+}
+
+#[test]
+fn tools_refuse_what_makes_no_sense_in_one_sentence() {
+    let place = Place::new();
+    assert_eq!(place.format("").code, 0);
+    for (words, why) in [
+        ("gc sqlite3://meta.db --threads 0", "0 is not in 1..=1000"),
+        ("gc sqlite3://meta.db --min-age soon", "invalid duration \"soon\""),
+        ("gc sqlite3://nothing.db", "database is not formatted"),
+        ("fsck sqlite3://meta.db --threads 99999999999", "is not in 1..=1000"),
+        ("fsck sqlite3://meta.db --repair-dir-mode 99999", "expected an octal number"),
+        ("fsck sqlite3://meta.db --lost-blocks keep", "it may be report, zero or remove"),
+        ("fsck sqlite3://meta.db --path /no/such", "check /no/such: no such file or directory"),
+        ("fsck sqlite3://meta.db --path /../..", "no such file or directory"),
+        ("restore sqlite3://meta.db yesterday", "lookup yesterday in the trash: no such file or directory"),
+        ("rmr /", "has no name that could be removed"),
+        ("rmr here", "Open control file"),
+        ("compact .", "Open control file"),
+        ("compact /dev/null", "neither a file nor a directory"),
+    ] {
+        let line = place.fails(words);
+        assert!(line.contains("<FATAL>") && line.contains(why), "{words}: {line}");
+    }
+    assert!(!place.path().join("nothing.db").exists(), "a mistake leaves nothing behind");
+}
