@@ -35,6 +35,10 @@ pub struct Attr {
 /// Bytes of the encoded attributes before the optional tail (ACL ids, tier, padding).
 pub const ATTR_FIXED_BYTES: usize = 71;
 
+/// Longer than any file can be: chunk indexes have 32 bits. A record that says more is damaged, and a length that fits
+/// 63 bits lets every sum and difference of lengths be made without a thought.
+pub const LENGTH_BYTES_POSSIBLE: u64 = 1 << 58;
+
 /// Where the fields lie in the stored form; engines that patch bytes in place need to know.
 pub mod offset {
     pub const FLAGS: usize = 0;
@@ -86,7 +90,7 @@ impl Attr {
     }
 
     /// Reads every historic variant: 63 bytes are needed, later fields default to zero.
-    /// `None` when the record is too short or names an unknown kind.
+    /// `None` when the record is too short, names an unknown kind or says an impossible length.
     pub fn decode(bytes: &[u8]) -> Option<Attr> {
         let mut rest = Reader(bytes);
         let flags = rest.u8()?;
@@ -116,7 +120,12 @@ impl Attr {
             }
             attr.tier = rest.u8().unwrap_or(0);
         }
-        Some(attr)
+        attr.is_possible().then_some(attr)
+    }
+
+    /// What no client ever wrote is damage, even if it decodes.
+    pub fn is_possible(&self) -> bool {
+        self.length <= LENGTH_BYTES_POSSIBLE
     }
 
     pub fn is_dir(&self) -> bool {
@@ -450,6 +459,9 @@ mod tests {
         let mut unknown = bytes;
         unknown[1] = 0xF1;
         assert_eq!(Attr::decode(&unknown), None);
+        let long = |length| Attr::decode(&Attr { length, ..root() }.encode());
+        assert!(long(LENGTH_BYTES_POSSIBLE).is_some());
+        assert_eq!([long(LENGTH_BYTES_POSSIBLE + 1), long(u64::MAX)], [None, None]);
     }
 
     #[test]

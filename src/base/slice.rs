@@ -1,6 +1,6 @@
 //! `Slice`: one record of a chunk's list, saying which bytes of which slice are visible where.
 
-use super::SliceId;
+use super::{CHUNK_BYTES, SliceId};
 
 /// Size of the stored record in bytes (`spec/metadata.md` 1.6).
 pub const SLICE_RECORD_BYTES: usize = 24;
@@ -28,6 +28,13 @@ impl Slice {
 
     pub fn end(&self) -> u64 {
         u64::from(self.pos) + u64::from(self.len)
+    }
+
+    /// Whether a chunk can have this record: inside the chunk, and showing bytes that the slice has. What is not
+    /// possible is damage; it is shown to nobody.
+    pub fn is_possible(&self) -> bool {
+        let shown = u64::from(self.off) + u64::from(self.len);
+        self.end() <= CHUNK_BYTES && (self.is_hole() || shown <= u64::from(self.size))
     }
 
     pub fn encode(&self) -> [u8; SLICE_RECORD_BYTES] {
@@ -67,11 +74,14 @@ impl Slice {
 }
 
 /// What is visible of a chunk whose list is `records`, oldest first (`spec/metadata.md` 1.6): pieces in order of
-/// position, without overlap, gaps filled with hole pieces, ending where the last record ends.
+/// position, without overlap, gaps filled with hole pieces, ending where the last record ends. The records are
+/// possible ones (`Slice::is_possible`); others give pieces that mean nothing.
 pub fn resolve(records: &[Slice]) -> Vec<Slice> {
     // Keyed by position. A new record cuts what it overlaps; the surviving right part keeps its distance.
     let mut visible = std::collections::BTreeMap::<u32, Slice>::new();
-    for &record in records.iter().filter(|r| r.len > 0) {
+    // A hole has no bytes to point into, whatever its record says.
+    let plain = |record: &Slice| if record.is_hole() { Slice::hole(record.pos, record.len) } else { *record };
+    for record in records.iter().filter(|r| r.len > 0).map(plain) {
         let (start, end) = (record.pos, record.end());
         let before = visible.range(..start).next_back().map(|(_, s)| *s).filter(|s| s.end() > u64::from(start));
         let inside: Vec<Slice> =
@@ -84,9 +94,9 @@ pub fn resolve(records: &[Slice]) -> Vec<Slice> {
         }
         for cut in before.iter().chain(&inside).filter(|s| s.end() > end) {
             let lost = (end - u64::from(cut.pos)) as u32;
-            let right = Slice { pos: cut.pos + lost, off: cut.off.wrapping_add(lost), len: cut.len - lost, ..*cut };
-            // A hole has no bytes to point into.
-            visible.insert(right.pos, if right.is_hole() { Slice { off: 0, ..right } } else { right });
+            let (pos, off) = (cut.pos.wrapping_add(lost), cut.off.wrapping_add(lost));
+            let right = Slice { pos, off, len: cut.len - lost, ..*cut };
+            visible.insert(right.pos, plain(&right));
         }
         visible.insert(start, record);
     }
@@ -96,7 +106,7 @@ pub fn resolve(records: &[Slice]) -> Vec<Slice> {
         if piece.pos > at {
             pieces.push(Slice::hole(at, piece.pos - at));
         }
-        at = piece.pos + piece.len;
+        at = piece.pos.saturating_add(piece.len);
         pieces.push(piece);
     }
     pieces
@@ -141,5 +151,21 @@ mod tests {
         assert_eq!(slice.encode(), golden);
         assert_eq!(Slice::decode_list(&golden), Some(vec![slice]));
         assert_eq!(Slice::decode_list(&golden[1..]), None);
+        assert!(!slice.is_possible(), "9 bytes of 3");
+    }
+
+    #[test]
+    fn impossible_records_are_known_and_harm_nobody() {
+        let possible = Slice { pos: 10, id: SliceId(2), size: 30, off: 4, len: 26 };
+        assert!(possible.is_possible() && Slice::hole(0, CHUNK_BYTES as u32).is_possible());
+        assert!(Slice { size: 0, off: 9, ..Slice::hole(0, 5) }.is_possible(), "a hole has no bytes to point into");
+        let far = Slice { pos: u32::MAX - 5, len: 26, ..possible };
+        let beyond = Slice { off: u32::MAX, ..possible };
+        for wrong in [far, beyond, Slice { size: 29, ..possible }, Slice::hole(1, CHUNK_BYTES as u32)] {
+            assert!(!wrong.is_possible(), "{wrong:?}");
+            let odd = Slice { off: u32::MAX, size: 7, ..Slice::hole(5, 10) };
+            assert_eq!(resolve(&[odd])[1], Slice::hole(5, 10));
+            resolve(&[possible, wrong, possible, Slice { len: u32::MAX, ..wrong }, far]);
+        }
     }
 }

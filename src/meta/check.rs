@@ -576,9 +576,7 @@ impl Checker<'_> {
             self.found(Finding::LostChunk { ino, index });
         }
         for slice in slices {
-            let end = u64::from(slice.pos) + u64::from(slice.len);
-            let inside = slice.id == SliceId(0) || u64::from(slice.off) + u64::from(slice.len) <= u64::from(slice.size);
-            if end > crate::base::CHUNK_BYTES || !inside {
+            if !slice.is_possible() {
                 self.found(Finding::BadSlice { ino, index, slice: *slice });
             }
             self.mention(slice);

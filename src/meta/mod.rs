@@ -7,6 +7,8 @@
 pub mod check;
 #[cfg(test)]
 mod conformance;
+#[cfg(test)]
+mod damage_tests;
 pub mod engine;
 pub mod format;
 pub mod ids;

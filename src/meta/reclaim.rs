@@ -34,6 +34,9 @@ const QUEUE_MAX: usize = 100_000;
 const CHUNKS_PER_TRIP: u64 = 256;
 /// How far past the end of a file chunks are looked for at first.
 const CHUNKS_PAST_END: u64 = 16;
+/// Files of more chunks than this (64 TiB) are mostly holes, or their record is damaged: to list the chunks of the whole
+/// volume costs less than to ask for each number.
+const CHUNKS_BY_NUMBER_MAX: u64 = 1 << 20;
 /// Chunk numbers have 32 bits.
 const CHUNKS_MAX: u64 = 1 << 32;
 const SCAN_PAGE: usize = 1000;
@@ -216,7 +219,7 @@ impl Meta {
     /// Removes the chunks of a deleted file, one commit each, then its record. Stops early, without an error, when
     /// told to; the record stays then.
     pub(super) async fn reclaim_file(&self, ino: Ino, length: u64, removal: &Removal) -> Outcome<()> {
-        if self.engine().lists_chunks_of_file() {
+        if self.engine().lists_chunks_of_file() || length.div_ceil(CHUNK_BYTES) > CHUNKS_BY_NUMBER_MAX {
             let mut after = None;
             loop {
                 let page = outside(self.engine().scan(&Scan::ChunksOf(ino), after.as_ref(), SCAN_PAGE).await)?;

@@ -178,7 +178,7 @@ impl PlockRange {
         out
     }
 
-    /// `None` when the length is not a multiple of 24 or a type is neither read nor write.
+    /// `None` when the length is not a multiple of 24, a type is neither read nor write, or a range ends before it begins.
     pub fn decode_list(bytes: &[u8]) -> Option<Vec<PlockRange>> {
         let (records, rest) = bytes.as_chunks::<PLOCK_RANGE_BYTES>();
         if !rest.is_empty() {
@@ -199,6 +199,7 @@ impl PlockRange {
                     end: number(&r[16..24]),
                 })
             })
+            .map(|range: Option<PlockRange>| range.filter(|range| range.start <= range.end))
             .collect()
     }
 }
@@ -239,6 +240,8 @@ mod tests {
         assert_eq!(PlockRange::decode_list(&bytes), Some(ranges));
         assert_eq!(PlockRange::decode_list(&bytes[1..]), None);
         assert_eq!(PlockRange::decode_list(&[2; 24]), None);
+        let backwards = PlockRange { exclusive: true, pid: 1, start: 5, end: 4 };
+        assert_eq!(PlockRange::decode_list(&PlockRange::encode_list(&[backwards])), None);
     }
 
     #[test]

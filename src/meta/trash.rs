@@ -103,7 +103,8 @@ pub(crate) fn spot(loaded: Option<Option<Spot>>) -> Result<Option<Spot>, Vanishe
 
 /// How many of a node's names lie in the trash, from its link parents.
 pub(crate) fn links_in(parents: &[(Ino, i64)]) -> u32 {
-    parents.iter().filter(|(parent, count)| parent.is_hourly() && *count > 0).map(|(_, count)| *count as u32).sum()
+    let counts = parents.iter().filter(|(parent, _)| parent.is_hourly()).map(|(_, count)| (*count).max(0));
+    counts.fold(0u32, |links, count| links.saturating_add(u32::try_from(count).unwrap_or(u32::MAX)))
 }
 
 /// The hourly directory this client used last.
@@ -265,6 +266,12 @@ impl Meta {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn damaged_counts_of_links_are_only_many() {
+        let many = [(Ino(Ino::TRASH.0 + 1), i64::MAX), (Ino(Ino::TRASH.0 + 2), 7), (Ino(Ino::TRASH.0 + 3), i64::MIN)];
+        assert_eq!((links_in(&many), links_in(&many[1..]), links_in(&[(Ino(5), 9)])), (u32::MAX, 7, 0));
+    }
 
     #[test]
     fn hours_have_names_and_names_have_hours() {

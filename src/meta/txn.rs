@@ -402,6 +402,20 @@ impl Node {
     pub fn into_option(self) -> Option<Seen> {
         self.0
     }
+
+    /// The node that an entry leads to, if it is there. Kinds never change and numbers are used once, so an entry that
+    /// says another kind is damage; to go on would be to remove a directory as if it were a file.
+    pub fn of_entry(self, dir: Ino, name: &Name, entry: Dentry) -> Outcome<Option<Seen>> {
+        match self.0 {
+            Some(node) if node.kind() != entry.kind => Err(Fault::corrupt("read entry")
+                .with("directory", dir)
+                .with("name", name)
+                .with("inode", entry.ino)
+                .source(format!("the entry says {:?}, the node is {:?}", entry.kind, node.kind()))
+                .into()),
+            node => Ok(node),
+        }
+    }
 }
 
 /// One wish of a batched load.
@@ -495,16 +509,43 @@ impl Get for ChunkPrefixOf {
     }
 
     fn answer(self, record: Option<Record>, watches: &mut Watches) -> Outcome<Vec<Slice>> {
-        match record {
-            None => Ok(Vec::new()),
-            Some(Record::Slices(slices)) => {
-                if !slices.is_empty() {
-                    watches.0.push(Watch::Guard(Guard::ChunkPrefix(self.0, self.1, slices.clone())));
-                }
-                Ok(slices)
-            }
-            Some(other) => Err(mismatch(&self.key(), &other)),
+        let slices = possible(&self.key(), record)?;
+        if !slices.is_empty() {
+            watches.0.push(Watch::Guard(Guard::ChunkPrefix(self.0, self.1, slices.clone())));
         }
+        Ok(slices)
+    }
+}
+
+/// The records of a chunk, unless one of them cannot be: showing the others would show bytes that nobody wrote.
+pub(crate) fn possible(key: &Key, record: Option<Record>) -> Outcome<Vec<Slice>> {
+    let slices = match record {
+        None => return Ok(Vec::new()),
+        Some(Record::Slices(slices)) => slices,
+        Some(other) => return Err(mismatch(key, &other)),
+    };
+    match slices.iter().find(|slice| !slice.is_possible()) {
+        None => Ok(slices),
+        Some(wrong) => Err(Fault::corrupt("read chunk")
+            .with("key", format_args!("{key:?}"))
+            .source(format!("a record that cannot be: {wrong:?}"))
+            .into()),
+    }
+}
+
+/// The slice records of a chunk.
+pub struct ChunkOf(pub Ino, pub ChunkIndex);
+
+impl Get for ChunkOf {
+    type Out = Vec<Slice>;
+
+    fn key(&self) -> Key {
+        Key::Chunk(self.0, self.1)
+    }
+
+    fn answer(self, record: Option<Record>, watches: &mut Watches) -> Outcome<Vec<Slice>> {
+        watches.whole(self.key(), record.as_ref());
+        possible(&self.key(), record)
     }
 }
 
@@ -567,7 +608,6 @@ wishes! {
     /// (parent, count), counts at or below zero included.
     LinkParentsOf(0: Ino) => |w| Key::LinkParents(w.0), LinkParents(Vec<(Ino, i64)>), default;
     /// The slice records of a chunk; empty when the chunk is missing.
-    ChunkOf(0: Ino, 1: ChunkIndex) => |w| Key::Chunk(w.0, w.1), Slices(Vec<Slice>), default;
     XattrOf<'a>(0: Ino, 1: &'a Name) => |w| Key::Xattr(w.0, w.1.clone()), Bytes(Bytes);
     XattrsOf(0: Ino) => |w| Key::Xattrs(w.0), Xattrs(Vec<(Name, Bytes)>), default;
     AclRuleOf(0: u32) => |w| Key::AclRule(w.0), AclRule(AclRule);

@@ -26,8 +26,8 @@ impl Usage {
         let mut usage = Usage::default();
         for change in changes {
             match change {
-                Change::AddCounter(Counter::UsedSpace, delta) => usage.space += delta,
-                Change::AddCounter(Counter::TotalInodes, delta) => usage.inodes += delta,
+                Change::AddCounter(Counter::UsedSpace, delta) => usage += Usage { space: *delta, inodes: 0 },
+                Change::AddCounter(Counter::TotalInodes, delta) => usage += Usage { space: 0, inodes: *delta },
                 _ => {}
             }
         }
@@ -35,17 +35,18 @@ impl Usage {
     }
 }
 
+/// Saturating: a counter may hold anything, and is a figure, not a pointer.
 impl AddAssign for Usage {
     fn add_assign(&mut self, other: Usage) {
-        self.space += other.space;
-        self.inodes += other.inodes;
+        self.space = self.space.saturating_add(other.space);
+        self.inodes = self.inodes.saturating_add(other.inodes);
     }
 }
 
 impl SubAssign for Usage {
     fn sub_assign(&mut self, other: Usage) {
-        self.space -= other.space;
-        self.inodes -= other.inodes;
+        self.space = self.space.saturating_sub(other.space);
+        self.inodes = self.inodes.saturating_sub(other.inodes);
     }
 }
 

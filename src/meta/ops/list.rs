@@ -143,7 +143,8 @@ impl Meta {
                 for (_, dentry, attr) in page.entries {
                     let Some(attr) = attr else { continue };
                     summary.add(attr.kind, attr.length, attr.space());
-                    if attr.is_dir() {
+                    // A directory knows the one place it has. An entry that leads elsewhere is damage, and may lead up.
+                    if attr.is_dir() && attr.parent == dir {
                         waiting.push(dentry.ino);
                     }
                 }
@@ -163,10 +164,10 @@ impl Summary {
             Kind::Directory => self.dirs += 1,
             Kind::File => {
                 self.files += 1;
-                self.length += length;
+                self.length = self.length.saturating_add(length);
             }
             _ => self.files += 1,
         }
-        self.space += space;
+        self.space = self.space.saturating_add(space);
     }
 }

@@ -107,8 +107,11 @@ impl Operation for Rename<'_> {
             ))
             .await?;
         let Ok(spot) = trash::spot(spot) else { return Ok(None) };
-        let node = node.exists()?;
-        let other = other.map(|other| other.exists()).transpose()?;
+        let node = node.of_entry(from, self.from.1, moved)?.ok_or(Errno::ENOENT)?;
+        let other = match (other, taken) {
+            (Some(other), Some(taken)) => Some(other.of_entry(to, self.to.1, taken)?.ok_or(Errno::ENOENT)?),
+            _ => None,
+        };
         if let Some(other) = other.as_ref().filter(|_| !exchange) {
             match (node.kind() == Kind::Directory, other.kind() == Kind::Directory) {
                 (true, false) => return Err(Errno::ENOTDIR.into()),

@@ -38,7 +38,7 @@ impl Operation for Rmdir<'_> {
         let spot = SpotOf::new(self.removal.hourly, self.parent, dentry.ino, self.name);
         let (dir, occupied, spot) = tx.load((AttrOf(dentry.ino), HasEntries(dentry.ino), spot)).await?;
         let Ok(spot) = trash::spot(spot) else { return Ok(None) };
-        let dir = dir.into_option();
+        let dir = dir.of_entry(self.parent, self.name, dentry)?;
         if let Some(dir) = &dir {
             sticky_permits(&parent, dir, self.caller)?;
         }

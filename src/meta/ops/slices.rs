@@ -8,7 +8,7 @@ use crate::base::{Attr, AttrPatch, CHUNK_BYTES, ChunkIndex, Errno, Ino, Kind, Ou
 use crate::meta::Meta;
 use crate::meta::engine::{Change, Committed};
 use crate::meta::record::{DirStat, Key, Record};
-use crate::meta::txn::{AttrOf, ChunkOf, LinkParentsOf, Operation, Peek, Seen, Settled, Tx};
+use crate::meta::txn::{AttrOf, ChunkOf, LinkParentsOf, Operation, Peek, Seen, Settled, Tx, possible};
 use parking_lot::Mutex;
 use std::ops::Range;
 
@@ -57,8 +57,8 @@ pub(crate) async fn account_length(tx: &mut Tx<'_>, meta: &Meta, node: &Seen, le
     match node.parent() {
         Ino::MANY => {
             for (dir, entries) in tx.load(LinkParentsOf(node.ino())).await? {
-                let entries = entries.max(0);
-                let delta = DirStat { length: delta.length * entries, space: delta.space * entries, inodes: 0 };
+                let times = |part: i64| part.saturating_mul(entries.max(0));
+                let delta = DirStat { length: times(delta.length), space: times(delta.space), inodes: 0 };
                 tx.add_dir_stat(dir, delta);
             }
         }
@@ -166,7 +166,8 @@ fn by_chunk(slices: Vec<(ChunkIndex, Slice)>) -> Vec<(ChunkIndex, Vec<Slice>)> {
 impl Meta {
     /// The slice records of a chunk as stored, oldest first; empty for a missing chunk, which is all zeros.
     pub async fn read_chunk(&self, ino: Ino, index: ChunkIndex) -> Outcome<Vec<Slice>> {
-        Ok(slices_of(self.read(&[Key::Chunk(ino, index)]).await?.pop().flatten()))
+        let key = Key::Chunk(ino, index);
+        possible(&key, self.read(std::slice::from_ref(&key)).await?.pop().flatten())
     }
 
     /// As `read_chunk` for a range of chunks, in one trip; every index of the range is answered.
@@ -174,7 +175,8 @@ impl Meta {
         let indexes: Vec<ChunkIndex> = (indexes.start.0..indexes.end.0).map(ChunkIndex).collect();
         let keys: Vec<Key> = indexes.iter().map(|index| Key::Chunk(ino, *index)).collect();
         let records = self.read(&keys).await?;
-        Ok(indexes.into_iter().zip(records.into_iter().map(slices_of)).collect())
+        let lists = keys.iter().zip(records).map(|(key, record)| possible(key, record));
+        indexes.into_iter().zip(lists).map(|(index, list)| Ok((index, list?))).collect()
     }
 
     /// Makes a slice visible whose bytes are stored: the write commit. `mtime` is when the bytes were last changed.
@@ -193,9 +195,7 @@ impl Meta {
     ) -> Outcome<AppendedAll> {
         self.writable()?;
         for (index, slice) in &slices {
-            if slice.end() > CHUNK_BYTES
-                || (!slice.is_hole() && u64::from(slice.off) + u64::from(slice.len) > slice.size.into())
-            {
+            if !slice.is_possible() {
                 return Err(Errno::EINVAL.into());
             }
             if chunk_start(*index) + slice.end() > LENGTH_BYTES_MAX {
@@ -207,13 +207,6 @@ impl Meta {
         let ((attr, settled), Committed { list_lengths, .. }) = self.run_reporting(&op).await?;
         let lengths = if list_lengths.is_empty() { settled } else { list_lengths };
         Ok(AppendedAll { attr, records: chunks.iter().map(|(index, _)| *index).zip(lengths).collect() })
-    }
-}
-
-fn slices_of(record: Option<Record>) -> Vec<Slice> {
-    match record {
-        Some(Record::Slices(slices)) => slices,
-        _ => Vec::new(),
     }
 }
 

@@ -67,7 +67,7 @@ impl Operation for Unlink<'_> {
             touch_dir(tx, &parent, self.removal.skip_dir_mtime);
         }
         // An entry whose node is missing is damage that unlink clears away.
-        let removed = match node.into_option() {
+        let removed = match node.of_entry(self.parent, self.name, dentry)? {
             None => Removed { ino: dentry.ino, attr: super::lookup::stub(dentry.kind), freed: false },
             Some(node) => {
                 sticky_permits(&parent, &node, self.caller)?;

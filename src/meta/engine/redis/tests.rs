@@ -275,7 +275,7 @@ async fn records_have_the_layout_of_the_format() {
 async fn an_attribute_is_written_as_the_format_has_it_whatever_it_was() {
     let Some(server) = Server::start(&[]).await else { return };
     let (engine, raw) = (server.engine().await, server.raw());
-    let plain = Attr { length: 1 << 60, ..directory() };
+    let plain = Attr { length: 1 << 57, ..directory() };
     let encoded = plain.encode();
     let full = Attr { access_acl: 3, default_acl: 4, tier: 1, ..plain }.encode();
     // (stored before: every age of the record, what it means)
@@ -283,7 +283,7 @@ async fn an_attribute_is_written_as_the_format_has_it_whatever_it_was() {
         let before = Attr::decode(stored).unwrap();
         for patch in [
             AttrPatch::new().set_uid(5),
-            AttrPatch::new().grow_to((1 << 60) + 1).add_nlink(1),
+            AttrPatch::new().grow_to((1 << 57) + 1).add_nlink(1),
             AttrPatch::new().set_parent(Ino(9)).set_tier(2),
             AttrPatch::new().set_acls(1, 0),
             AttrPatch::new().set_mode(0o1234).touch(Timestamp::new(9, 8)),

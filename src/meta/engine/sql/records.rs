@@ -47,12 +47,12 @@ pub fn node_columns(attr: &Attr) -> NodeColumns {
     ]
 }
 
-/// `None` for an unknown kind or a number that its field cannot hold.
+/// `None` for an unknown kind, a number that its field cannot hold, or an impossible length.
 pub fn attr_of(columns: &NodeColumns) -> Option<Attr> {
     let [kind, flags, mode, uid, gid, atime, mtime, ctime, atime_rest, mtime_rest, ctime_rest, nlink, length, rdev, ..] =
         *columns;
     let [.., parent, access_acl, default_acl, tier] = *columns;
-    Some(Attr {
+    let attr = Attr {
         flags: flags.try_into().ok()?,
         kind: Kind::from_code(kind.try_into().ok()?)?,
         mode: u16::try_from(mode).ok()? & 0o7777,
@@ -68,7 +68,8 @@ pub fn attr_of(columns: &NodeColumns) -> Option<Attr> {
         access_acl: access_acl.try_into().ok()?,
         default_acl: default_acl.try_into().ok()?,
         tier: tier.try_into().ok()?,
-    })
+    };
+    attr.is_possible().then_some(attr)
 }
 
 /// The stored name of a counter. `AclMaxId` has none: rules are numbered by their table (`spec/metadata.md` 1.2).
@@ -176,6 +177,9 @@ mod tests {
         let mut negative = node_columns(&attr);
         negative[3] = -1;
         assert_eq!(attr_of(&negative), None);
+        let mut long = node_columns(&attr);
+        long[12] = i64::MAX;
+        assert_eq!(attr_of(&long), None);
     }
 
     #[test]

@@ -268,7 +268,7 @@ impl Reading<'_> {
         match counter_name(counter) {
             Some(name) => {
                 let stored = self.one(&self.texts.counter, [name], &Key::Counter(counter), |r| int(r, 0))?;
-                Ok(stored.map(|stored| stored - counter_shift(counter)))
+                Ok(stored.map(|stored| stored.saturating_sub(counter_shift(counter))))
             }
             None => self.last_acl_id(),
         }
