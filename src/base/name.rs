@@ -37,6 +37,12 @@ impl Name {
         Name(bytes.into())
     }
 
+    /// Whether an entry can have this name. A stored one that cannot is damage: no program could say it, and the kernel
+    /// refuses a whole listing for it.
+    pub fn is_possible_entry(&self) -> bool {
+        Name::entry(&self.0).is_ok() && !self.is_dot() && !self.is_dot_dot()
+    }
+
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
