@@ -10,6 +10,8 @@ use bytes::Bytes;
 /// Longest body of a request: 10,240 paths of 1 KiB, as warm-up sends them.
 const BODY_BYTES_MAX: usize = 16 << 20;
 const HEADER_BYTES: usize = 8;
+/// What a stream keeps for who may yet read it: the longest request and its answers.
+const STREAM_BYTES_MAX: usize = 4 * BODY_BYTES_MAX;
 
 /// What a client may ask for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -207,6 +209,11 @@ pub struct Stream {
 impl Stream {
     /// Takes a piece of a request. Bytes past its end, and bytes while an operation runs, are answered with EIO.
     pub fn write(&mut self, data: &[u8]) -> Asked {
+        // Who writes and never reads must not fill the memory; what lay before this is read by nobody.
+        if self.bytes.len() > STREAM_BYTES_MAX {
+            self.gone += self.bytes.len() as u64;
+            self.bytes.clear();
+        }
         self.bytes.extend_from_slice(data);
         if self.running {
             self.bytes.push(Errno::EIO.raw() as u8);
@@ -338,6 +345,18 @@ mod tests {
         sent.push(0);
         assert_eq!(stream.write(&sent), Asked::Nothing);
         assert_eq!(stream.read(sent.len() as u64, 9)[..], [5]);
+    }
+
+    #[test]
+    fn a_stream_that_nobody_reads_stays_small() {
+        let mut stream = Stream::default();
+        assert!(matches!(stream.write(&request(1008, &[0; 10])), Asked::Run(_)));
+        let noise = vec![0; 4 << 20];
+        for _ in 0..40 {
+            stream.write(&noise);
+        }
+        assert!(stream.bytes.len() <= STREAM_BYTES_MAX + noise.len() + 1);
+        assert_eq!(stream.gone + stream.bytes.len() as u64, 18 + 40 * (noise.len() as u64 + 1), "offsets stay");
     }
 
     #[test]
