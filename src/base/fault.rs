@@ -83,6 +83,16 @@ impl FaultKind {
     }
 }
 
+/// The text on one line: control characters are escaped. What is told may come from a volume, a server or a command
+/// line, and must neither end the line nor speak to the terminal.
+pub fn one_line(text: &str) -> Cow<'_, str> {
+    if !text.chars().any(char::is_control) {
+        return Cow::Borrowed(text);
+    }
+    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    Cow::Owned(text.chars().map(shown).collect())
+}
+
 /// A failure of something below, with its story.
 pub struct Fault(Box<Inner>);
 
@@ -143,11 +153,11 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} failed ({})", self.0.operation, format!("{:?}", self.0.kind).to_lowercase())?;
         for (i, (key, value)) in self.0.context.iter().enumerate() {
-            write!(f, "{}{key}={value}", if i == 0 { ": " } else { ", " })?;
+            write!(f, "{}{key}={}", if i == 0 { ": " } else { ", " }, one_line(value))?;
         }
         let mut cause: Option<&(dyn Error + 'static)> = self.0.source.as_deref().map(|e| e as _);
         while let Some(e) = cause {
-            write!(f, ": {e}")?;
+            write!(f, ": {}", one_line(&e.to_string()))?;
             cause = e.source();
         }
         Ok(())
@@ -229,5 +239,7 @@ mod tests {
             "read block failed (unavailable): key=chunks/0/0/1_0_5, try=3: connection refused"
         );
         assert_eq!(Stop::from(fault).errno(), Errno::EIO);
+        let hostile = Fault::corrupt("read").with("name", "a\nb\u{1b}[2J").source("x\r\ny");
+        assert_eq!(hostile.to_string(), "read failed (corrupt): name=a\\nb\\u{1b}[2J: x\\r\\ny");
     }
 }

@@ -37,23 +37,27 @@ pub fn update(source: &str, target: &Path, options: &[String], further: &[String
     std::fs::rename(&temporary, FSTAB).with_context(|| format!("replace {FSTAB}"))
 }
 
-fn entry(source: &str, target: &Path, options: &[String], further: &[String]) -> String {
+pub(super) fn entry(source: &str, target: &Path, options: &[String], further: &[String]) -> String {
     let mut all = options.to_vec();
     all.extend(further.iter().flat_map(|list| list.split(',')).filter(|o| !o.is_empty()).map(str::to_string));
     all.sort();
     all.dedup();
     let mut list = vec!["_netdev".to_string(), "nofail".to_string()];
-    list.append(&mut all);
+    list.extend(all.iter().map(|option| field(option)));
     let target = field(&target.to_string_lossy());
     format!("{}  {target}  {TYPE}  {}  0 0", field(source), list.join(","))
 }
 
 /// A field of the table: what separates fields is written in octal.
 fn field(text: &str) -> String {
-    text.replace('\\', "\\134").replace(' ', "\\040").replace('\t', "\\011")
+    let octal = |c: char| match c {
+        '\\' | ' ' | '\t' | '\n' | '\r' => format!("\\{:03o}", c as u32),
+        other => other.to_string(),
+    };
+    text.chars().map(octal).collect()
 }
 
-fn replaced(table: &str, source: &str, target: &Path, line: &str) -> String {
+pub(super) fn replaced(table: &str, source: &str, target: &Path, line: &str) -> String {
     let (source, target) = (field(source), field(&target.to_string_lossy()));
     let same = |old: &str| {
         let mut fields = old.split_whitespace();
@@ -99,5 +103,10 @@ mod tests {
         let other = once.replace("writeback", "read-only").replace("  sluicefs  ", "  juicefs  ");
         assert_eq!(replaced(&other, "redis://h/1", Path::new("/mnt/a b"), &line), once);
         assert_eq!(replaced(&once, "redis://h/1", Path::new("/elsewhere"), "x"), format!("{once}x\n"));
+        let hostile = entry("a\nb", Path::new("/m\t\\"), &["subdir=x y\n/dev/sda / ext4".to_string()], &[]);
+        assert_eq!(
+            hostile,
+            "a\\012b  /m\\011\\134  sluicefs  _netdev,nofail,subdir=x\\040y\\012/dev/sda\\040/\\040ext4  0 0"
+        );
     }
 }

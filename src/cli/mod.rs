@@ -28,6 +28,7 @@ pub mod signal;
 pub mod status;
 pub mod umount;
 
+use crate::base::fault::one_line;
 use crate::config::volume::COMPATIBLE_VERSION;
 use crate::telemetry::log::{self, FATAL, LogSettings};
 use anyhow::Context as _;
@@ -154,7 +155,7 @@ pub fn main(words: Vec<OsString>) -> ExitCode {
         }
         Err(usage) => {
             if let Usage::UnknownCommand { command, .. } = &usage {
-                println!("No help topic for '{command}'");
+                println!("No help topic for '{}'", one_line(command));
             }
             return give_up(&LogSettings::default(), &usage.to_string());
         }
@@ -217,7 +218,7 @@ fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Resul
 
 fn give_up(settings: &LogSettings, why: &str) -> ExitCode {
     log::start(settings);
-    tracing::error!(target: FATAL, "{why}");
+    tracing::error!(target: FATAL, "{}", one_line(why));
     ExitCode::FAILURE
 }
 

@@ -19,6 +19,7 @@ pub use uri::MetaUri;
 pub use volume::{Access, Version, VolumeFormat};
 
 use crate::base::Fault;
+use crate::base::fault::one_line;
 
 /// A setting that is wrong, in a sentence for the person who typed it. Nothing branches on the kind of mistake, so a
 /// sentence is all it is. It never contains a secret.
@@ -28,7 +29,11 @@ pub struct ConfigError(String);
 
 impl ConfigError {
     pub fn new(sentence: impl Into<String>) -> ConfigError {
-        ConfigError(sentence.into())
+        let sentence = sentence.into();
+        match one_line(&sentence) {
+            std::borrow::Cow::Borrowed(_) => ConfigError(sentence),
+            std::borrow::Cow::Owned(escaped) => ConfigError(escaped),
+        }
     }
 }
 

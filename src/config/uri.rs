@@ -78,9 +78,12 @@ impl MetaUri {
     }
 
     pub fn parse_with(text: &str, passwords: &dyn Passwords) -> ConfigResult<MetaUri> {
+        if text.chars().any(char::is_control) {
+            return Err(ConfigError::new("the meta URL holds a control character, such as the end of a line"));
+        }
         let (scheme, rest) = text.split_once("://").unwrap_or(("redis", text));
         if rest.is_empty() {
-            return Err(ConfigError::new(format!("the meta URL \"{scheme}://\" says no place")));
+            return Err(ConfigError::new("the meta URL says no place"));
         }
         match scheme {
             "redis" | "rediss" | "unix" if !cfg!(feature = "redis") => Err(not_built(scheme)),
@@ -144,6 +147,7 @@ impl RedisUri {
         let user = match (&self.username, &self.password) {
             (None, None) => String::new(),
             (user, password) => {
+                let encode = |text: &str| encode(text).replace('/', "%2F");
                 let user = user.as_deref().map(encode).unwrap_or_default();
                 let password = password.as_ref().map(|p| match show(p).as_str() {
                     "****" => ":****".to_string(),
@@ -168,7 +172,7 @@ impl RedisUri {
             RedisAddress::Unix(path) => {
                 let mut options = self.options.clone();
                 options.insert(0, ("db".into(), self.db.to_string()));
-                format!("unix://{user}{}{}", path.display(), query(&options))
+                format!("unix://{user}{}{}", encode(&path.to_string_lossy()), query(&options))
             }
         }
     }
@@ -270,8 +274,14 @@ fn credentials(user: Option<&str>, passwords: &dyn Passwords) -> ConfigResult<(O
     Ok((name.filter(|name| !name.is_empty()), password))
 }
 
+/// Names and addresses consist of these; anything else belongs to another part of the URL.
+fn is_host(text: &str) -> bool {
+    text.chars().all(|c| c.is_alphanumeric() || matches!(c, '-' | '.' | '_' | ':'))
+}
+
 fn host_port(text: &str, default: u16) -> ConfigResult<(String, u16)> {
-    let wrong = || ConfigError::new(format!("the address \"{text}\" in the meta URL is not host:port"));
+    // Not repeated: where the @ was forgotten it is a password.
+    let wrong = || ConfigError::new("an address in the meta URL is not host:port; a password ends in @");
     let (host, port) = match text.strip_prefix('[') {
         Some(v6) => {
             let (host, rest) = v6.split_once(']').ok_or_else(wrong)?;
@@ -279,7 +289,7 @@ fn host_port(text: &str, default: u16) -> ConfigResult<(String, u16)> {
         }
         None => text.split_once(':').unwrap_or((text, "")),
     };
-    if host.is_empty() && !text.is_empty() && port.is_empty() || host.contains([' ', '/']) {
+    if host.is_empty() && !text.is_empty() && port.is_empty() || !is_host(host) {
         return Err(wrong());
     }
     let port = if port.is_empty() { default } else { port.parse().map_err(|_| wrong())? };
@@ -291,7 +301,9 @@ fn redis_options(text: &str) -> ConfigResult<Vec<(String, String)>> {
 }
 
 fn db_number(text: &str) -> ConfigResult<u32> {
-    text.parse().map_err(|_| ConfigError::new(format!("the data base \"{text}\" in the meta URL is not a number")))
+    let wrong = || ConfigError::new("the data base in the meta URL, after the last /, is not a number");
+    // Servers count in 31 bits.
+    text.parse().ok().filter(|db| *db <= i32::MAX as u32).ok_or_else(wrong)
 }
 
 fn redis(rest: &str, tls: bool, passwords: &dyn Passwords) -> ConfigResult<RedisUri> {
@@ -314,6 +326,9 @@ fn redis(rest: &str, tls: bool, passwords: &dyn Passwords) -> ConfigResult<Redis
         };
         let sentinels = sentinels.split(',').map(|host| host_port(host, port)).collect::<ConfigResult<Vec<_>>>()?;
         let password = passwords.variable("SENTINEL_PASSWORD").map(Secret::new);
+        if master.is_empty() || !is_host(master) {
+            return Err(ConfigError::new("the meta URL names no master before the sentinels"));
+        }
         RedisAddress::Sentinel { master: master.to_string(), sentinels, password }
     } else {
         RedisAddress::Tcp(hosts.split(',').map(|host| host_port(host, REDIS_PORT)).collect::<ConfigResult<_>>()?)
@@ -327,6 +342,10 @@ fn unix(rest: &str, passwords: &dyn Passwords) -> ConfigResult<RedisUri> {
         _ => (None, rest),
     };
     let (path, options) = rest.split_once('?').unwrap_or((rest, ""));
+    let path = decode(path)?;
+    if !path.starts_with('/') || path.chars().any(char::is_control) {
+        return Err(ConfigError::new("the meta URL unix:// needs the absolute path of a socket"));
+    }
     let (username, password) = credentials(user, passwords)?;
     let mut options = redis_options(options)?;
     let db = match options.iter().position(|(key, _)| key == "db") {
@@ -423,6 +442,60 @@ mod tests {
             assert_eq!(parse(uri.with_password().expose()), uri);
         }
         assert_eq!(parse("localhost").to_string(), "redis://localhost:6379/0");
+    }
+
+    #[test]
+    fn hostile_urls_are_refused_in_one_sentence_without_what_was_typed() {
+        for text in [
+            "redis://:hunter2",
+            "redis://user:hunter2/1",
+            "redis://h/hunter2",
+            "redis://h:99999/hunter2",
+            "redis://:hunter2@h:-1",
+            "redis://:hunter2@h:65536/0",
+            "redis://:hunter2@h/99999999999",
+            "redis://:hunter2@h/2147483648",
+            "redis://:hunter2@h o s t",
+            "redis://:hunter2@[::1",
+            "redis://:hunter2@[::1]x",
+            "redis://:hunter2@h#fragment",
+            "redis://:hunter2@,h",
+            "redis://:hunter2%zz@h",
+            "redis://:hunter2%ff@h",
+            "redis://:hunter2@h\n/1",
+            "redis://:hunter2\0@h",
+            "unix://user:hunter2/x@/run/redis.sock",
+            "unix://hunter2",
+            "unix:///run/%0a.sock",
+            "sqlite3://?hunter2",
+            "sqlite3://a\u{1b}[2J.db",
+            "hunter2://h",
+            "hunter2://",
+            "://hunter2",
+        ] {
+            let error = MetaUri::parse_with(text, &Given::default()).expect_err(text).to_string();
+            assert!(!error.contains("hunter2") && error.lines().count() == 1, "{text:?}: {error}");
+        }
+    }
+
+    /// Passwords may hold anything; what is handed to a child process says the same.
+    #[test]
+    fn passwords_with_the_marks_of_a_url_survive() {
+        for password in ["p@ss", "a:b", "a/b", "a?b=c&d", "100%", "#", "[x]", " ", "\n", "ü,", "@@", "://"] {
+            let encoded: String = password.bytes().map(|byte| format!("%{byte:02x}")).collect();
+            let uri = redis_of(&format!("redis://u:{encoded}@h:1/2?x=y"));
+            assert_eq!(uri.password.as_ref().map(Secret::expose), Some(password));
+            let again = MetaUri::Redis(uri.clone()).with_password();
+            assert_eq!(redis_of(again.expose()), uri, "{again:?}");
+            assert!(
+                !again.expose()["redis://u:".len()..].trim_end_matches("@h:1/2?x=y").contains(['/', '@', '?', '#'])
+            );
+        }
+        let typed = redis_of("redis://:p@ss:word@[::1]:1");
+        assert_eq!(typed.password.as_ref().map(Secret::expose), Some("p@ss:word"));
+        let socket = redis_of("unix:///run/a%20b%3f.sock");
+        assert_eq!(socket.address, RedisAddress::Unix("/run/a b?.sock".into()));
+        assert_eq!(MetaUri::Redis(socket).to_string(), "unix:///run/a%20b%3F.sock?db=0");
     }
 
     #[test]

@@ -25,7 +25,7 @@ impl fmt::Debug for Place {
         let masked = |s: &str| if s.is_empty() { "" } else { "***" };
         f.debug_struct("Place")
             .field("storage", &self.storage)
-            .field("bucket", &self.bucket)
+            .field("bucket", &self.shown_bucket())
             .field("access_key", &self.access_key)
             .field("secret_key", &masked(&self.secret_key))
             .field("session_token", &masked(&self.session_token))
@@ -36,6 +36,15 @@ impl fmt::Debug for Place {
 }
 
 impl Place {
+    /// The bucket for messages. No store takes a login in its URL, but people type one.
+    pub fn shown_bucket(&self) -> String {
+        let Some((scheme, rest)) = self.bucket.split_once("://") else { return self.bucket.clone() };
+        match rest.split('/').next().and_then(|host| host.rfind('@')) {
+            Some(at) => format!("{scheme}://****{}", &rest[at..]),
+            None => self.bucket.clone(),
+        }
+    }
+
     /// One place for each bucket: `%d` becomes 0, 1, … (`spec/data.md` 3.4).
     pub fn expand(&self) -> Result<Vec<Place>, Fault> {
         if self.shards <= 1 {
@@ -43,7 +52,7 @@ impl Place {
         }
         if self.shards > 256 || !self.bucket.contains("%d") {
             return Err(Fault::config("open sharded store")
-                .with("bucket", &self.bucket)
+                .with("bucket", self.shown_bucket())
                 .with("shards", self.shards)
                 .source("shards need %d in the bucket and are at most 256"));
         }

@@ -55,7 +55,7 @@ fn open_one(place: &Place, pool: &Arc<Pool>) -> Result<SharedStore, Fault> {
     let url = BucketUrl::parse(&place.bucket);
     let (operator, s3) = operator(&kind, place, &url).map_err(|e| {
         let text = words(&e, place);
-        Fault::config("open object store").with("storage", &kind).with("bucket", &place.bucket).source(text)
+        Fault::config("open object store").with("storage", &kind).with("bucket", place.shown_bucket()).source(text)
     })?;
     let client = client(&url)?;
     let transport = opendal::HttpTransporter::new(ReqwestTransport::new(client.clone()));
