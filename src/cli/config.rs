@@ -94,6 +94,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         println!("{}", format.redacted());
         return Ok(());
     }
+    stored.check_layout()?;
     apply(&args, &mut format, &mut report)?;
     if format == stored {
         println!("Nothing changed.");

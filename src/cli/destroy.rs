@@ -34,6 +34,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     if format.uuid != args.uuid {
         bail!("UUID {:?} != expected {:?}", args.uuid, format.uuid);
     }
+    format.check_layout()?;
     let store = open::objects(&format).context("object storage")?;
     if !args.force {
         refuse_users(&meta).await?;

@@ -67,7 +67,8 @@ pub(super) fn replaced(table: &str, source: &str, target: &Path, line: &str) -> 
     };
     let mut done = false;
     let mut out = String::new();
-    for old in table.lines() {
+    // Other lines stay as they are, to the byte.
+    for old in table.split_terminator('\n') {
         if !same(old) {
             out.push_str(old);
         } else if !done {

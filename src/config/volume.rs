@@ -472,14 +472,25 @@ impl VolumeFormat {
         Ok(())
     }
 
+    /// Refuses a volume whose records we do not know the layout of. Nothing of it may be written, not even its removal:
+    /// what we do not know would stay behind.
+    pub fn check_layout(&self) -> ConfigResult<()> {
+        if self.meta_version > META_VERSION {
+            return Err(ConfigError::new(format!(
+                "incompatible metadata version: {}; this client knows up to {META_VERSION}, please upgrade it",
+                self.meta_version
+            )));
+        }
+        Ok(())
+    }
+
     /// Decides whether this build may use the volume, and says why not.
     pub fn admit(&self, access: Access) -> ConfigResult<()> {
         let refuse = |why: String| Err(ConfigError::new(why));
-        if self.meta_version > META_VERSION {
-            return refuse(format!(
-                "incompatible metadata version: {}; this client knows up to {META_VERSION}, please upgrade it",
-                self.meta_version
-            ));
+        self.check_layout()?;
+        // It is the prefix of all objects, and must not lead out of the bucket.
+        if self.name.contains('/') || matches!(self.name.as_str(), "." | "..") {
+            return refuse(format!("the volume's record is damaged: its name is {:?}", self.name));
         }
         let ours = Version::ours();
         if !self.min_client_version.is_empty() && ours < self.min_client_version.parse()? {
@@ -816,6 +827,10 @@ mod tests {
             format.admit(access).unwrap_err().to_string()
         };
         assert!(refused(|f| f.meta_version = 2, Access::Read).contains("metadata version"));
+        for name in ["..", ".", "../other", "a/b", "/"] {
+            let format = VolumeFormat { name: name.into(), ..stored() };
+            assert!(format.admit(Access::Read).unwrap_err().to_string().contains("its name is"), "{name}");
+        }
         assert!(refused(|f| f.min_client_version = "1.5.0-A".into(), Access::Read).contains("1.5.0-A or newer"));
         assert!(refused(|f| f.max_client_version = "1.4.1".into(), Access::Read).contains("1.4.1 or older"));
         assert!(refused(|f| f.min_client_version = "one".into(), Access::Read).contains("version string"));
