@@ -15,6 +15,7 @@
 //! - [`vfs`]: where names and bytes meet; [`fuse`]: the kernel's protocol and nothing else.
 //! - [`tools`]: check, clean and restore a volume, without mounting it.
 //! - [`config`]: what is stored about a volume and what a client was told; [`cli`]: the commands.
+//! - `fuzzing`: every decoder, for whoever throws bytes at it; not part of the program.
 
 pub mod base;
 pub mod buf;
@@ -24,6 +25,9 @@ pub mod cli;
 pub mod config;
 #[cfg(feature = "fuse")]
 pub mod fuse;
+#[doc(hidden)]
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod meta;
 pub mod object;
 pub mod telemetry;

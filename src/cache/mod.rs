@@ -6,6 +6,8 @@
 
 mod blockfile;
 mod disk;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 mod index;
 pub mod key;
 pub mod memory;

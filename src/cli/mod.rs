@@ -14,6 +14,8 @@ pub mod destroy;
 pub mod format;
 pub mod fsck;
 pub mod fstab;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 pub mod gc;
 pub mod helper;
 pub mod info;

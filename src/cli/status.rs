@@ -61,7 +61,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn described(entry: &SessionEntry) -> Map<String, Value> {
+pub(super) fn described(entry: &SessionEntry) -> Map<String, Value> {
     let mut out = Map::new();
     out.insert("Sid".into(), json!(entry.sid.0));
     let expire = jiff::Timestamp::from_second(entry.expire).unwrap_or_default();

@@ -359,6 +359,11 @@ impl VolumeFormat {
         })
     }
 
+    /// Whether a key of the document is one of those that have a meaning here.
+    pub fn knows(key: &str) -> bool {
+        KEYS.contains(&key)
+    }
+
     /// The document as it is stored: the peer's order and omissions, a line break after every token, no indentation.
     pub fn to_json(&self) -> Vec<u8> {
         go_json(&Value::Object(self.object(false)), "").into_bytes()

@@ -1,6 +1,9 @@
 //! Damage that decodes: records that are well-formed and cannot be. Whoever meets them is told so, and nobody goes on
 //! to change what lies behind them.
 
+#[cfg(all(feature = "redis", feature = "sqlite"))]
+mod raw_tests;
+
 use super::engine::{Batch, Change};
 use super::ops::create::NewNode;
 use super::ops::rename::RenameMode;

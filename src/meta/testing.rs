@@ -63,6 +63,15 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
 #[derive(Clone)]
 pub struct Store(Arc<Place>);
 
+/// See `Store::stored_bytes`.
+pub enum StoredBytes {
+    Redis(String),
+    Sqlite(PathBuf),
+}
+
+/// The file of a SQLite store.
+const DATABASE: &str = "meta.db";
+
 enum Place {
     Memory(MemEngine),
     /// The URL of a database.
@@ -106,6 +115,21 @@ impl Store {
         volume_on(self.engine().await, clock).await
     }
 
+    /// Where the bytes of the volume lie, for tests that damage them; `None` in memory.
+    pub fn stored_bytes(&self) -> Option<StoredBytes> {
+        match &*self.0 {
+            Place::Memory(_) => None,
+            Place::Redis(url) => Some(StoredBytes::Redis(url.clone())),
+            Place::Sqlite(dir) => Some(StoredBytes::Sqlite(dir.path().join(DATABASE))),
+        }
+    }
+
+    /// A client that makes nothing and registers nowhere.
+    pub async fn client_of_what_is_there(&self) -> Arc<Meta> {
+        let settings = MetaSettings { read_only: false, skip_dir_mtime: Duration::ZERO };
+        Meta::new(self.engine().await, Arc::new(SystemClock), settings, plain_rules())
+    }
+
     async fn open(&self) -> TestEngine {
         let inner: Arc<dyn Engine> = match &*self.0 {
             Place::Memory(engine) => Arc::new(engine.clone()),
@@ -114,7 +138,7 @@ impl Store {
             #[cfg(feature = "sqlite")]
             Place::Sqlite(dir) => {
                 use super::engine::sql::sqlite::{SqliteEngine, SqliteOptions};
-                let path = dir.path().join("meta.db");
+                let path = dir.path().join(DATABASE);
                 Arc::new(SqliteEngine::open(&path, SqliteOptions::default()).expect("a database in a fresh directory"))
             }
             #[cfg(not(all(feature = "redis", feature = "sqlite")))]

@@ -76,7 +76,7 @@ fn conflicting<'a>(
 
 /// The list with `[start, end]` taken out of it and, for a lock, `set` put there; neighbours of one kind and pid
 /// become one.
-fn replace(ranges: &[PlockRange], start: u64, end: u64, set: Option<PlockRange>) -> Vec<PlockRange> {
+pub(crate) fn replace(ranges: &[PlockRange], start: u64, end: u64, set: Option<PlockRange>) -> Vec<PlockRange> {
     let mut list = Vec::with_capacity(ranges.len() + 2);
     for held in ranges {
         if held.start < start {

@@ -247,9 +247,10 @@ pub(super) fn parse<T: std::str::FromStr + ToString>(bytes: &[u8]) -> Option<T> 
     (number.to_string() == text).then_some(number)
 }
 
-/// A number as counters and statistics have it; other programs may spell it differently.
+/// A number as counters and statistics have it. The server adds to no other spelling, and a guard would never find
+/// what it compares with.
 fn parse_i64(bytes: &[u8]) -> Option<i64> {
-    std::str::from_utf8(bytes).ok()?.trim().parse().ok()
+    parse(bytes)
 }
 
 fn parse_pair<A, B>(bytes: &[u8], separator: u8) -> Option<(A, B)>
@@ -274,10 +275,12 @@ pub(super) fn parse_delayed(field: &[u8]) -> Option<Key> {
     parse_pair(field, b'_').map(|(id, time)| Key::DelayedSlices(SliceId(id), time))
 }
 
-fn parse_owner(field: &[u8]) -> Option<(SessionId, u64)> {
+pub(super) fn parse_owner(field: &[u8]) -> Option<(SessionId, u64)> {
     let at = field.iter().position(|b| *b == b'_')?;
     let owner = std::str::from_utf8(&field[at + 1..]).ok()?;
-    Some((SessionId(parse(&field[..at])?), u64::from_str_radix(owner, 16).ok()?))
+    let (session, owner) = (SessionId(parse(&field[..at])?), u64::from_str_radix(owner, 16).ok()?);
+    // Only as it is written, or the lock could be seen and never be removed.
+    (owner_field(session, owner).as_bytes() == field).then_some((session, owner))
 }
 
 /// The key of one inode that a stored key name stands for, read strictly: other keys begin with the same letters.
@@ -608,6 +611,10 @@ mod tests {
         assert_eq!(owner_field(SessionId(1), 0xD9D0_B0A1_C2D3_E4F5).as_bytes(), b"1_D9D0B0A1C2D3E4F5");
         assert_eq!(owner_field(SessionId(u64::MAX), 1).as_bytes(), b"18446744073709551615_0000000000000001");
         assert_eq!(parse_owner(b"1_D9D0B0A1C2D3E4F5"), Some((SessionId(1), 0xD9D0_B0A1_C2D3_E4F5)));
+        for other in [&b"1_d9d0b0a1c2d3e4f5"[..], b"1_5", b"01_0000000000000005", b"1_+000000000000005"] {
+            assert_eq!(parse_owner(other), None, "{}", other.escape_ascii());
+        }
+        assert_eq!([&b"+5"[..], b" 5", b"05", b"-0", b"5"].map(parse_i64), [None, None, None, None, Some(5)]);
         assert_eq!(chunk_key(Ino(u64::MAX), ChunkIndex(u32::MAX)).as_bytes().len(), 32);
         assert_eq!(delayed_field(SliceId(u64::MAX), i64::MIN).as_bytes().len(), 41);
         let dentry = Dentry { kind: Kind::Directory, ino: Ino(0x0102) };

@@ -20,6 +20,8 @@
 mod batch;
 mod codec;
 mod conn;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 mod link;
 mod scan;
 #[cfg(test)]
