@@ -4,6 +4,7 @@
 //! which drops lines when it is full: a slow reader loses lines and holds up nobody.
 
 use super::attend::{Finished, Observer};
+use crate::telemetry::log;
 use crate::util::clock::SharedClock;
 use crate::vfs::control::OperationLog;
 use bytes::{Bytes, BytesMut};
@@ -65,7 +66,8 @@ impl Observer for AccessLog {
         if operation.took >= SLOW {
             let seconds = operation.took.as_secs_f64();
             let arguments = operation.text.map_or("", |(arguments, _)| arguments);
-            tracing::info!(operation = operation.operation, arguments, seconds, "slow operation");
+            let operation = operation.operation;
+            tracing::info!(target: log::SLOW, operation, arguments, seconds, "slow operation");
         }
         if let Some(text) = operation.text {
             let line = Bytes::from(self.line(&operation, text));

@@ -88,7 +88,8 @@ pub async fn drive<O: Operation>(engine: &dyn Engine, now: impl Fn() -> Timestam
                 }
             }
             Err(Failed::Stop(Stop::Fault(fault))) if retryable(&fault) && faults.another_try() => {
-                tracing::warn!(operation = O::NAME, attempt = faults.count, "will try again: {fault}");
+                // No warning: the engine tells of an outage, and whoever waits of what comes of it.
+                tracing::debug!(operation = O::NAME, attempt = faults.count, "will try again: {fault}");
                 faults.pause().await;
             }
             Err(Failed::Stop(stop)) => return Err(stop),
@@ -163,7 +164,7 @@ pub(super) async fn read(engine: &dyn Engine, keys: &[Key]) -> Outcome<Vec<Optio
     loop {
         match super::outside(engine.read(keys).await) {
             Err(Stop::Fault(fault)) if retryable(&fault) && faults.another_try() => {
-                tracing::warn!(attempt = faults.count, "will read again: {fault}");
+                tracing::debug!(attempt = faults.count, "will read again: {fault}");
                 faults.pause().await;
             }
             answered => return answered,

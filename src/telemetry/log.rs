@@ -6,8 +6,9 @@
 //!
 //! A background process has its standard error open on its log file, so there is one sink. Local time, as people read
 //! logs beside clocks. Other crates are heard from WARN on: what they say below that may repeat requests, and requests
-//! carry credentials.
+//! carry credentials. A place that warns again and again is heard a few times a minute ([`super::damper`]).
 
+use super::damper::Damper;
 use std::fmt;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -22,6 +23,9 @@ const PROCESS: &str = "sluicefs";
 
 /// An event with this target is the last word of a process that gives up: it is shown as FATAL.
 pub const FATAL: &str = "sluicefs::fatal";
+
+/// Events with this target say that something took long: no faults, but as many as those when everything does.
+pub const SLOW: &str = "sluicefs::slow";
 
 /// What is logged, and how.
 #[derive(Clone, Debug)]
@@ -66,7 +70,7 @@ pub fn start(settings: &LogSettings) {
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(settings.color)
-        .event_format(Lines { id: settings.id.clone(), pid: std::process::id(), color: settings.color });
+        .event_format(Lines::new(settings.id.clone(), std::process::id(), settings.color));
     // Fails only when a subscriber is already there, as in tests that run commands in one process.
     let _ = tracing_subscriber::registry().with(filter).with(lines).try_init();
 }
@@ -75,9 +79,14 @@ struct Lines {
     id: Option<String>,
     pid: u32,
     color: bool,
+    damper: Damper,
 }
 
 impl Lines {
+    fn new(id: Option<String>, pid: u32, color: bool) -> Lines {
+        Lines { id, pid, color, damper: Damper::default() }
+    }
+
     fn level(&self, writer: &mut Writer<'_>, level: &Level, fatal: bool) -> fmt::Result {
         let (name, color) = match *level {
             _ if fatal => ("FATAL", 31),
@@ -98,6 +107,8 @@ where
 {
     fn format_event(&self, ctx: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let metadata = event.metadata();
+        // Nothing written is no line.
+        let Some(left_out) = self.damper.admit(metadata) else { return Ok(()) };
         if let Some(id) = &self.id {
             write!(writer, "[{id}] ")?;
         }
@@ -112,6 +123,9 @@ where
             {
                 write!(writer, " {fields}")?;
             }
+        }
+        if left_out > 0 {
+            write!(writer, " ({left_out} lines like this were left out)")?;
         }
         let module = metadata.module_path().and_then(|path| path.rsplit("::").next()).unwrap_or("main");
         let file = metadata.file().and_then(|path| path.rsplit('/').next()).unwrap_or("?");
@@ -149,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_line_has_the_form_that_scripts_parse() {
-        let text = logged(Lines { id: Some("job".into()), pid: 42, color: false }, || {
+        let text = logged(Lines::new(Some("job".into()), 42, false), || {
             let _span = tracing::error_span!("mount", inode = 7).entered();
             tracing::warn!(key = "x", "slow block");
         });
@@ -163,8 +177,24 @@ mod tests {
     }
 
     #[test]
+    fn a_flood_is_one_place_s_own() {
+        let text = logged(Lines::new(None, 1, false), || {
+            for n in 0..1000 {
+                tracing::warn!(n, "the same again");
+            }
+            tracing::warn!("another");
+            for n in 0..1000 {
+                tracing::info!(n, "no fault");
+            }
+        });
+        let count = |words: &str| text.lines().filter(|line| line.contains(words)).count();
+        assert!((1..=20).contains(&count("the same again")), "{}", count("the same again"));
+        assert_eq!((count("another"), count("no fault")), (1, 1000));
+    }
+
+    #[test]
     fn the_last_word_is_fatal() {
-        let text = logged(Lines { id: None, pid: 1, color: true }, || tracing::error!(target: FATAL, "gave up"));
+        let text = logged(Lines::new(None, 1, true), || tracing::error!(target: FATAL, "gave up"));
         assert!(text.contains("\x1b[1;31m<FATAL>\x1b[0m: gave up ["), "{text}");
     }
 

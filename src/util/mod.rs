@@ -2,4 +2,5 @@
 
 pub mod clock;
 pub mod fileio;
+pub mod outage;
 pub mod task;

@@ -38,7 +38,9 @@ async fn within<T>(
     let took = begun.elapsed();
     if took > SLOW {
         // No warning: it ended in time, and what is past its deadline or failed is reported by `retry` above.
-        tracing::info!(key, seconds = took.as_secs_f64(), ok = result.is_ok(), "slow request: {method}");
+        let (seconds, ok) = (took.as_secs_f64(), result.is_ok());
+        // The target is `telemetry::log::SLOW`: a bounded number of lines.
+        tracing::info!(target: "sluicefs::slow", key, seconds, ok, "slow request: {method}");
     }
     result
 }

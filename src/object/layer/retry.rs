@@ -1,9 +1,13 @@
 //! Requests that failed for a passing reason are tried again, with a wait of k² seconds before try k (`spec/data.md`
 //! 8.5). Faults that trying again cannot mend (no such object, no rights, a full store) are final at once.
+//!
+//! The log hears of a store that fails when that begins and when it is over, not of each try: in an outage every reader
+//! of a mount would have ten lines to say.
 
 use crate::base::{Fault, FaultKind, Retry as Class};
 use crate::buf::Payload;
 use crate::object::{Capabilities, Listed, ObjectMeta, ObjectStore, SharedStore};
+use crate::util::outage::Outage;
 use async_trait::async_trait;
 use std::ops::Range;
 use std::time::Duration;
@@ -14,12 +18,23 @@ pub struct Retry {
     retries: u32,
     /// The first real wait; the others are square multiples of it.
     unit: Duration,
+    outage: Outage,
 }
 
 impl Retry {
     /// `retries` further tries after the first.
     pub fn new(inner: SharedStore, retries: u32, unit: Duration) -> Retry {
-        Retry { inner, retries, unit }
+        Retry { inner, retries, unit, outage: Outage::default() }
+    }
+
+    fn succeeded(&self) {
+        if let Some(over) = self.outage.succeeded() {
+            let (failures, seconds) = (over.failures, over.lasted.as_secs_f64());
+            tracing::info!(
+                store = self.inner.name(),
+                "the store works again, {failures} requests failed within {seconds:.1} s"
+            );
+        }
     }
 
     /// After try number `tried` failed: waits and says that there is another one, or gives the fault back.
@@ -27,12 +42,24 @@ impl Retry {
         // All methods may be repeated: a put of the same bytes or a second deletion changes nothing.
         match fault.retry() {
             Class::Now | Class::Later | Class::Unknown => {}
-            Class::Never => return Err(fault),
+            Class::Never => {
+                // These do not pass by themselves either, and what fails is every request.
+                let lasts = matches!(fault.kind(), FaultKind::Full | FaultKind::Denied);
+                if lasts && self.outage.failed() {
+                    tracing::warn!(store = self.inner.name(), "the store refuses requests: {fault}");
+                }
+                return Err(fault);
+            }
         }
+        let first = self.outage.failed();
         if tried >= self.retries {
             return Err(fault.with("tries", tried + 1));
         }
-        tracing::warn!(key, tried = tried + 1, "{method} will be tried again: {fault}");
+        if first {
+            tracing::warn!(store = self.inner.name(), key, "{method} will be tried again: {fault}");
+        } else {
+            tracing::debug!(key, tried = tried + 1, "{method} will be tried again: {fault}");
+        }
         tokio::time::sleep(self.unit * tried.saturating_mul(tried)).await;
         Ok(())
     }
@@ -44,7 +71,10 @@ macro_rules! patiently {
         let mut tried = 0;
         loop {
             match $request.await {
-                Ok(done) => break Ok(done),
+                Ok(done) => {
+                    $self.succeeded();
+                    break Ok(done);
+                }
                 Err(fault) => {
                     if let Err(last) = $self.again($method, $key, tried, fault).await {
                         break Err(last);
