@@ -99,6 +99,8 @@ pub struct Fault(Box<Inner>);
 struct Inner {
     kind: FaultKind,
     operation: Cow<'static, str>,
+    /// Tried for long enough already, by others.
+    is_final: bool,
     context: Vec<(&'static str, String)>,
     source: Option<Box<dyn Error + Send + Sync>>,
 }
@@ -114,7 +116,7 @@ macro_rules! constructors {
 impl Fault {
     /// `operation` says what was attempted, in the infinitive: "read block", "commit create".
     pub fn new(kind: FaultKind, operation: impl Into<Cow<'static, str>>) -> Fault {
-        Fault(Box::new(Inner { kind, operation: operation.into(), context: Vec::new(), source: None }))
+        Fault(Box::new(Inner { kind, operation: operation.into(), is_final: false, context: Vec::new(), source: None }))
     }
 
     constructors! {
@@ -135,12 +137,18 @@ impl Fault {
         self
     }
 
+    /// Trying again has been tried for as long as anybody should wait.
+    pub fn final_already(mut self) -> Fault {
+        self.0.is_final = true;
+        self
+    }
+
     pub fn kind(&self) -> FaultKind {
         self.0.kind
     }
 
     pub fn retry(&self) -> Retry {
-        self.0.kind.retry()
+        if self.0.is_final { Retry::Never } else { self.0.kind.retry() }
     }
 
     pub fn errno(&self) -> Errno {

@@ -27,6 +27,15 @@ const OUTAGE: Duration = Duration::from_secs(1);
 /// Before a server that cannot serve now is asked again.
 const PASSING_PAUSE: Duration = Duration::from_millis(100);
 /// Requests that may wait to be written; more make their callers wait. The crate's 50 would be fewer than the
+/// A server that has been away for this long is not waited for any more: a request fails with the next attempt to
+/// connect, or at once when one has just failed. Whoever came at the beginning gets the answer at about this time; who
+/// comes later would only stand in line (the kernel lets one caller at a time into a directory that creates a file), each
+/// for as long again.
+const PATIENCE: Duration = Duration::from_secs(25);
+/// What requests get then.
+const IMPATIENT_DEADLINE: Duration = Duration::from_secs(1);
+/// Failures this far apart are not one outage: nobody has asked in between.
+const APART: Duration = Duration::from_secs(60);
 /// requests of one busy mount.
 const PIPELINE_BUFFER: usize = 1024;
 
@@ -68,7 +77,7 @@ impl Current {
 
     fn failed(&mut self, error: RedisError, address: &str) {
         let now = Instant::now();
-        let since = self.failing.map_or(now, |(since, _)| since);
+        let since = self.failing.filter(|(_, last)| now - *last < APART).map_or(now, |(since, _)| since);
         self.failing = Some((since, now));
         self.failures = self.failures.saturating_add(1);
         if !self.reported && now - since >= OUTAGE {
@@ -86,6 +95,11 @@ impl Connection {
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             .set_response_timeout(Some(target.response_timeout))
             .set_pipeline_buffer_size(PIPELINE_BUFFER);
+
+    /// Whether the server has been away for longer than requests wait.
+    fn is_given_up(&self) -> bool {
+        self.failing.is_some_and(|(since, last)| since.elapsed() > PATIENCE && last.elapsed() < APART)
+    }
         let client = target.client()?;
         Ok(Connection {
             client,
@@ -251,12 +265,16 @@ impl Connection {
 
     /// With the reason why the last attempt to connect failed.
     fn unreachable(&self) -> EngineError {
-        let error = self.current.lock().error.clone();
+        let (error, given_up) = {
+            let current = self.current.lock();
+            (current.error.clone(), current.is_given_up())
+        };
         let fault = match error {
             Some(error) => fault(error, "connect"),
             None => Fault::unavailable("connect").with("engine", "redis"),
         };
-        fault.with("address", &self.target.address).into()
+        let fault = fault.with("address", &self.target.address);
+        if given_up { fault.final_already() } else { fault }.into()
     }
 
     /// How long to wait before the next attempt: doubling with each failure, jittered, from the last one on.
@@ -271,6 +289,8 @@ impl Connection {
 }
 
 /// The connection is of no more use, or never was.
+        let given_up = self.current.lock().is_given_up();
+        let deadline = if given_up { deadline.min(Instant::now() + IMPATIENT_DEADLINE) } else { deadline };
 fn is_broken(error: &RedisError) -> bool {
     matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse)
 }
