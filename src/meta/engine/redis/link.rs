@@ -15,6 +15,7 @@ use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionAddr, Pipeline, RedisE
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::io;
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -55,15 +56,8 @@ impl Link {
     async fn connect_unbounded(client: &Client, config: &AsyncConnectionConfig) -> RedisResult<Link> {
         match client.get_connection_info().addr() {
             ConnectionAddr::Tcp(host, port) => {
-                // All addresses at once: the first of several may lead to a host that is gone and says nothing.
                 let addresses = tokio::net::lookup_host((host.as_str(), *port)).await?;
-                let connecting: Vec<_> = addresses.map(|address| Box::pin(TcpStream::connect(address))).collect();
-                if connecting.is_empty() {
-                    return Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address").into());
-                }
-                let (stream, _) = select_ok(connecting).await?;
-                stream.set_nodelay(true)?;
-                Link::over(stream, client, config).await
+                Link::to_first(addresses, client, config).await
             }
             ConnectionAddr::Unix(path) => Link::over(UnixStream::connect(path).await?, client, config).await,
             _ => {
@@ -71,6 +65,28 @@ impl Link {
                 Ok(Link { connection, own: None })
             }
         }
+    }
+
+    /// All addresses at once, and the first that answers as a server does: another may lead to a host that is gone, or
+    /// to something that accepts connections and says nothing.
+    async fn to_first(
+        addresses: impl Iterator<Item = SocketAddr>,
+        client: &Client,
+        config: &AsyncConnectionConfig,
+    ) -> RedisResult<Link> {
+        let connecting: Vec<_> = addresses
+            .map(|address| {
+                Box::pin(async move {
+                    let stream = TcpStream::connect(address).await?;
+                    stream.set_nodelay(true)?;
+                    Link::over(stream, client, config).await
+                })
+            })
+            .collect();
+        if connecting.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address").into());
+        }
+        Ok(select_ok(connecting).await?.0)
     }
 
     async fn over<S>(stream: S, client: &Client, config: &AsyncConnectionConfig) -> RedisResult<Link>
@@ -210,5 +226,49 @@ impl Wake for Driver {
         if !QUIET.get() {
             self.task.wake();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    /// Says yes to everything, as a server does to what a new connection asks.
+    async fn agree(listener: TcpListener) {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            tokio::spawn(async move {
+                let mut asked = [0; 4096];
+                while let Ok(n) = stream.read(&mut asked).await
+                    && n > 0
+                {
+                    let commands = asked[..n].iter().filter(|byte| **byte == b'*').count();
+                    stream.write_all("+OK\r\n".repeat(commands).as_bytes()).await.unwrap();
+                }
+            });
+        }
+    }
+
+    #[tokio::test]
+    async fn of_several_addresses_the_one_that_answers_is_taken() {
+        let (silent, server) =
+            (TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap());
+        let refusing: SocketAddr = "127.0.0.1:1".parse().unwrap();
+        let addresses = [silent.local_addr().unwrap(), refusing, server.local_addr().unwrap()];
+        tokio::spawn(agree(server));
+        let client = Client::open("redis://127.0.0.1:1/1").unwrap();
+        let config = AsyncConnectionConfig::new();
+        for from in 0..addresses.len() {
+            let order = addresses.iter().cycle().skip(from).take(addresses.len()).copied();
+            let connecting = Link::to_first(order, &client, &config);
+            let link = tokio::time::timeout(Duration::from_secs(20), connecting).await.expect("in time").unwrap();
+            let mut ping = Cmd::new();
+            ping.arg("PING");
+            assert_eq!(link.send(&ping).await.unwrap(), Value::Okay);
+        }
+        assert!(Link::to_first([refusing].into_iter(), &client, &config).await.is_err());
+        assert!(Link::to_first([].into_iter(), &client, &config).await.is_err());
     }
 }
