@@ -79,11 +79,20 @@ impl AsRef<[u8]> for Text {
 pub(super) struct Encoded {
     checks: Steps,
     changes: Steps,
+    /// Goes through on a full server as well.
+    pub(super) vital: bool,
 }
 
 impl Encoded {
     pub(super) fn new(batch: &Batch) -> EngineResult<Encoded> {
-        let mut encoded = Encoded { checks: Steps::new(), changes: Steps::new() };
+        let vital = batch.changes.iter().any(is_vital);
+        let mut encoded = Encoded { checks: Steps::new(), changes: Steps::new(), vital };
+        // Removals take no memory: one that comes first opens the way for the rest.
+        if vital && !matches!(batch.changes.first(), Some(Change::Delete(_))) {
+            // Its type is what the session's own record needs as well. No field is named so.
+            encoded.typed(SESSION_INFOS, "HLEN");
+            encoded.changes.op(b"o").key(SESSION_INFOS);
+        }
         for guard in &batch.guards {
             encoded.guard(guard);
         }
@@ -391,6 +400,29 @@ impl Encoded {
             self.typed(&locked, "SCARD");
             self.changes.op(if held { b"a" } else { b"r" }).key(locked).arg(key.as_bytes());
         }
+    }
+}
+
+/// Whether a batch with this change must go through on a server whose memory is full: removals make room there, and a
+/// client that cannot renew its session is taken for dead by the others. What such a batch adds beside is little.
+fn is_vital(change: &Change) -> bool {
+    match change {
+        Change::Delete(_) | Change::Put(Key::Session(_), _) => true,
+        // Leases, of jobs that remove what nobody needs.
+        Change::Put(Key::Counter(_), _) => true,
+        // The trash's directory of this hour, without which nothing can be removed.
+        Change::Put(Key::Dentry(Ino::TRASH, _), _) => true,
+        Change::SetFlock { exclusive, .. } => exclusive.is_none(),
+        Change::SetPlock { ranges, .. } => ranges.is_empty(),
+        Change::Put(..)
+        | Change::Patch(..)
+        | Change::Append { .. }
+        | Change::ReplacePrefix { .. }
+        | Change::AddCounter(..)
+        | Change::AddLinkParent { .. }
+        | Change::AddSliceRef { .. }
+        | Change::AddDirStat(..)
+        | Change::AddQuota { .. } => false,
     }
 }
 

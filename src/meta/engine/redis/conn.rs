@@ -10,8 +10,11 @@ use super::link::Link;
 use super::url::Target;
 use crate::base::{Fault, FaultKind};
 use crate::meta::engine::{EngineError, EngineResult};
+use crate::util::outage::Outage;
 use parking_lot::Mutex;
-use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, RedisError, ServerError, ServerErrorKind, Value};
+use redis::{
+    Arg, AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, RedisError, ServerError, ServerErrorKind, Value,
+};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,9 +27,6 @@ const RETRY_DEADLINE: Duration = Duration::from_secs(15);
 const FIRST_DEADLINE: Duration = Duration::from_secs(5);
 /// An outage of at least this long is worth two lines in the log: when it is noticed and when it is over.
 const OUTAGE: Duration = Duration::from_secs(1);
-/// Before a server that cannot serve now is asked again.
-const PASSING_PAUSE: Duration = Duration::from_millis(100);
-/// Requests that may wait to be written; more make their callers wait. The crate's 50 would be fewer than the
 /// A server that has been away for this long is not waited for any more: a request fails with the next attempt to
 /// connect, or at once when one has just failed. Whoever came at the beginning gets the answer at about this time; who
 /// comes later would only stand in line (the kernel lets one caller at a time into a directory that creates a file), each
@@ -36,8 +36,13 @@ const PATIENCE: Duration = Duration::from_secs(25);
 const IMPATIENT_DEADLINE: Duration = Duration::from_secs(1);
 /// Failures this far apart are not one outage: nobody has asked in between.
 const APART: Duration = Duration::from_secs(60);
+/// Before a server that cannot serve now is asked again.
+const PASSING_PAUSE: Duration = Duration::from_millis(100);
+/// Requests that may wait to be written; more make their callers wait. The crate's 50 would be fewer than the
 /// requests of one busy mount.
 const PIPELINE_BUFFER: usize = 1024;
+
+static SNAPSHOT: &str = include_str!("snapshot.lua");
 
 pub(super) struct Connection {
     client: Client,
@@ -46,6 +51,10 @@ pub(super) struct Connection {
     current: Mutex<Current>,
     /// One task connects at a time; the others wait for it.
     connecting: tokio::sync::Mutex<()>,
+    /// One connection of several to a server tells the log of its outages.
+    announces: bool,
+    /// The server has no memory for what takes some.
+    full: Outage,
 }
 
 #[derive(Default)]
@@ -58,7 +67,7 @@ struct Current {
     failing: Option<(Instant, Instant)>,
     /// Why the last one did.
     error: Option<RedisError>,
-    /// The log has the outage that is going on.
+    /// The log has the outage that is going on, if it is told of those of this connection.
     reported: bool,
 }
 
@@ -75,31 +84,31 @@ impl Current {
         generation
     }
 
-    fn failed(&mut self, error: RedisError, address: &str) {
+    fn failed(&mut self, error: RedisError, address: &str, announce: bool) {
         let now = Instant::now();
         let since = self.failing.filter(|(_, last)| now - *last < APART).map_or(now, |(since, _)| since);
         self.failing = Some((since, now));
         self.failures = self.failures.saturating_add(1);
-        if !self.reported && now - since >= OUTAGE {
+        if announce && !self.reported && now - since >= OUTAGE {
             self.reported = true;
             tracing::warn!(address, "redis cannot be reached, requests wait for it: {error}");
         }
         self.error = Some(error);
     }
-}
-
-impl Connection {
-    /// Nothing is sent yet.
-    pub(super) fn new(target: Target) -> EngineResult<Connection> {
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECT_TIMEOUT))
-            .set_response_timeout(Some(target.response_timeout))
-            .set_pipeline_buffer_size(PIPELINE_BUFFER);
 
     /// Whether the server has been away for longer than requests wait.
     fn is_given_up(&self) -> bool {
         self.failing.is_some_and(|(since, last)| since.elapsed() > PATIENCE && last.elapsed() < APART)
     }
+}
+
+impl Connection {
+    /// Nothing is sent yet.
+    pub(super) fn new(target: Target, announces: bool) -> EngineResult<Connection> {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONNECT_TIMEOUT))
+            .set_response_timeout(Some(target.response_timeout))
+            .set_pipeline_buffer_size(PIPELINE_BUFFER);
         let client = target.client()?;
         Ok(Connection {
             client,
@@ -107,6 +116,8 @@ impl Connection {
             target,
             current: Mutex::new(Current::default()),
             connecting: tokio::sync::Mutex::new(()),
+            announces,
+            full: Outage::default(),
         })
     }
 
@@ -149,19 +160,42 @@ impl Connection {
         let (skipped, wanted) = if atomic { (count + 1, 1) } else { (0, count) };
         loop {
             let (link, generation) = self.get(deadline).await?;
-            match link.send_all(pipeline, skipped, wanted).await {
+            let error = match link.send_all(pipeline, skipped, wanted).await {
                 Ok(mut values) if atomic => match values.pop() {
                     Some(Value::Array(values)) if values.len() == count => return Ok(values),
-                    Some(Value::ServerError(error)) => self.judge(error.into(), generation, deadline, "read").await?,
+                    Some(Value::ServerError(error)) => error.into(),
                     _ => return Err(self.odd_reply("read")),
                 },
                 Ok(values) if values.len() == count => match values.iter().find_map(passing) {
-                    Some(error) => self.judge(error, generation, deadline, "read").await?,
+                    Some(error) => error,
                     None => return Ok(values),
                 },
                 Ok(_) => return Err(self.odd_reply("read")),
-                Err(error) => self.judge(error, generation, deadline, "read").await?,
+                Err(error) => error,
+            };
+            if atomic && is_refused_transaction(&error) {
+                return self.query_by_script(pipeline).await;
             }
+            self.judge(error, generation, deadline, "read").await?;
+        }
+    }
+
+    /// As [`Connection::query_all`] with `atomic`, where the server takes no transaction; see the script.
+    async fn query_by_script(&self, pipeline: &Pipeline) -> EngineResult<Vec<Value>> {
+        let mut cmd = redis::cmd("EVAL");
+        cmd.arg(SNAPSHOT).arg(0);
+        for one in pipeline.cmd_iter() {
+            cmd.arg(one.args_iter().len());
+            for arg in one.args_iter() {
+                match arg {
+                    Arg::Simple(bytes) => cmd.arg(bytes),
+                    _ => return Err(Fault::internal("read").source("a cursor inside a transaction").into()),
+                };
+            }
+        }
+        match self.query(&cmd).await? {
+            Value::Array(values) if values.len() == pipeline.len() => Ok(values),
+            _ => Err(self.odd_reply("read")),
         }
     }
 
@@ -180,6 +214,29 @@ impl Connection {
                     self.discard(generation);
                 }
                 Ok(answered)
+            }
+        }
+    }
+
+    /// Takes note of how a change ended that takes memory.
+    pub(super) fn note_room(&self, refused: Option<&Fault>) {
+        let address = &self.target.address;
+        match refused {
+            Some(fault) if fault.kind() == FaultKind::Full => {
+                if self.full.failed() {
+                    tracing::warn!(address, "redis has no memory left, only reads and removals go on: {fault}");
+                }
+            }
+            Some(_) => {}
+            None => {
+                if let Some(over) = self.full.succeeded() {
+                    let seconds = over.lasted.as_secs_f64();
+                    tracing::info!(
+                        address,
+                        "redis takes changes again, {} were refused within {seconds:.1} s",
+                        over.failures
+                    );
+                }
             }
         }
     }
@@ -228,6 +285,8 @@ impl Connection {
         if let Some(ready) = ready() {
             return Ok(ready);
         }
+        let given_up = self.current.lock().is_given_up();
+        let deadline = if given_up { deadline.min(Instant::now() + IMPATIENT_DEADLINE) } else { deadline };
         let waited = tokio::time::timeout_at(deadline.into(), self.connecting.lock()).await;
         let Ok(_connecting) = waited else { return Err(self.unreachable()) };
         let first_deadline = Instant::now() + FIRST_DEADLINE;
@@ -253,7 +312,7 @@ impl Connection {
             let lasting = !is_broken(&error) && !passing;
             let never_reached = {
                 let mut current = self.current.lock();
-                current.failed(error, &self.target.address);
+                current.failed(error, &self.target.address, self.announces);
                 current.generation == 0 && !passing
             };
             let deadline = if never_reached { deadline.min(first_deadline) } else { deadline };
@@ -289,10 +348,14 @@ impl Connection {
 }
 
 /// The connection is of no more use, or never was.
-        let given_up = self.current.lock().is_given_up();
-        let deadline = if given_up { deadline.min(Instant::now() + IMPATIENT_DEADLINE) } else { deadline };
 fn is_broken(error: &RedisError) -> bool {
     matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse)
+}
+
+/// The server has refused a part of a transaction: for lack of memory, or for a reason that the part was told, whose
+/// answer is not read.
+fn is_refused_transaction(error: &RedisError) -> bool {
+    error.code() == Some("EXECABORT") || fault(error.clone(), "read").kind() == FaultKind::Full
 }
 
 /// The server is no longer the primary. After a failover the name of the server leads to another one, so the next

@@ -48,6 +48,9 @@ static COMMIT_SHA: LazyLock<String> = LazyLock::new(|| Script::new(COMMIT).get_h
 static LOOKUP: &str = include_str!("lookup.lua");
 static LOOKUP_SHA: LazyLock<String> = LazyLock::new(|| Script::new(LOOKUP).get_hash().to_owned());
 
+/// A removal first, of nothing: see step `o` of the commit.
+static ALLOCATE: &str = "redis.call('HDEL', KEYS[2], '') return redis.call('INCRBY', KEYS[1], ARGV[1])";
+
 /// Oldest server that has every command we use.
 const VERSION_MIN: (u32, u32) = (6, 2);
 
@@ -64,8 +67,9 @@ impl RedisEngine {
     /// Connects to the server of a meta URL (`redis://`, `rediss://`, `unix://`; without a scheme `redis://`) and
     /// checks that it can serve. Passwords may come from the environment; see `url`.
     pub async fn open(url: &str) -> EngineResult<Arc<RedisEngine>> {
-        let connection = || Connection::new(url::Target::parse(url, |name| std::env::var(name).ok())?);
-        let engine = RedisEngine { main: Arc::new(connection()?), bulk: Arc::new(connection()?) };
+        let connection =
+            |announces| Connection::new(url::Target::parse(url, |name| std::env::var(name).ok())?, announces);
+        let engine = RedisEngine { main: Arc::new(connection(true)?), bulk: Arc::new(connection(false)?) };
         engine.check_server().await?;
         Ok(Arc::new(engine))
     }
@@ -115,6 +119,16 @@ impl RedisEngine {
         load_by(&self.main, keys).await
     }
 
+    /// Numbers from a server that may have no memory left, for what removals need: see `batch::is_vital`.
+    async fn allocate_on_full(&self, name: &str, count: u64) -> EngineResult<u64> {
+        let count_text = codec::text!("{count}");
+        let args = [ALLOCATE.as_bytes(), b"2", name.as_bytes(), codec::SESSION_INFOS.as_bytes(), count_text.as_bytes()];
+        match self.main.query(&codec::command("EVAL", &args)).await? {
+            Value::Int(last) if last > 0 => Ok((last as u64).saturating_sub(count) + 1),
+            _ => Err(self.main.odd_reply("allocate ids")),
+        }
+    }
+
     async fn commit(&self, batch: &Batch) -> EngineResult<Committed> {
         let encoded = Encoded::new(batch)?;
         let reply = match self.main.send(&encoded.command("EVALSHA", &COMMIT_SHA), "commit").await? {
@@ -124,7 +138,11 @@ impl RedisEngine {
             }
             reply => reply,
         };
-        match reply.map_err(|error| conn::fault(error, "commit"))? {
+        let reply = reply.map_err(|error| conn::fault(error, "commit"));
+        if !encoded.vital {
+            self.main.note_room(reply.as_ref().err());
+        }
+        match reply? {
             Value::Int(0) => Err(EngineError::Conflict),
             Value::Array(reports) => report(batch, reports).ok_or_else(|| self.main.odd_reply("commit")),
             _ => Err(self.main.odd_reply("commit")),
@@ -252,6 +270,9 @@ impl Engine for RedisEngine {
     /// Redis stores the last id handed out. Inode 1 is the root's, so a fresh counter begins there.
     async fn allocate(&self, counter: Counter, count: u64) -> EngineResult<u64> {
         let name = codec::counter_name(counter);
+        if counter == Counter::NextTrash {
+            return self.allocate_on_full(name, count).await;
+        }
         let mut pipeline = Pipeline::new();
         pipeline.atomic();
         if counter == Counter::NextInode {
@@ -259,7 +280,12 @@ impl Engine for RedisEngine {
         }
         pipeline.add_command(codec::command("INCRBY", &[name.as_bytes(), codec::text!("{count}").as_bytes()]));
         // Repeating it after a lost reply wastes ids, which the format allows.
-        let last = match self.main.query_all(&pipeline, true).await?.pop() {
+        let allocated = self.main.query_all(&pipeline, true).await.inspect_err(|error| {
+            if let EngineError::Fault(fault) = error {
+                self.main.note_room(Some(fault));
+            }
+        });
+        let last = match allocated?.pop() {
             Some(Value::Int(last)) if last > 0 => last as u64,
             Some(Value::ServerError(error)) => {
                 return Err(conn::server_fault(&error, "allocate ids").with("key", name).into());

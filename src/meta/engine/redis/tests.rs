@@ -68,7 +68,7 @@ impl Server {
 
     /// A connection beside the engine's.
     fn raw(&self) -> Raw {
-        Raw(Connection::new(url::Target::parse(&self.url(1), |_| None).unwrap()).unwrap())
+        Raw(Connection::new(url::Target::parse(&self.url(1), |_| None).unwrap(), true).unwrap())
     }
 }
 
@@ -396,6 +396,22 @@ async fn a_full_or_read_only_server_applies_nothing() {
     let changes = vec![put(Key::Dentry(Ino(1), Name::stored(*b"n")), entry), Change::AddCounter(Counter::UsedSpace, 1)];
     raw.run(&["CONFIG", "SET", "maxmemory", "1"]).await;
     assert_eq!(kind_of(commit(&engine, vec![], changes.clone()).await), FaultKind::Full);
+    assert_eq!(kind_of(engine.allocate(Counter::NextInode, 1).await.map(drop)), FaultKind::Full);
+    // Reads of several records are transactions, which it refuses as well.
+    assert_eq!(
+        engine.read(&[Key::Setting, Key::AnyDentry(Ino(1)), Key::Session(SessionId(3))]).await.unwrap(),
+        [None, None, None]
+    );
+    // What keeps a client alive and what makes room goes through.
+    let session = Record::Session(Session { expire: 7, info: Bytes::from_static(b"{}") });
+    commit(&engine, vec![], vec![put(Key::Session(SessionId(3)), session.clone())]).await.unwrap();
+    let keys = [Key::Setting, Key::Session(SessionId(3))];
+    assert_eq!(engine.read(&keys).await.unwrap(), [None, Some(session)]);
+    assert_eq!(engine.allocate(Counter::NextTrash, 1).await.unwrap(), 1);
+    let removed = vec![Change::AddCounter(Counter::UsedSpace, -1), Change::Delete(Key::Session(SessionId(3)))];
+    commit(&engine, vec![], removed).await.unwrap();
+    assert_eq!(raw.keys().await, ["nextTrash", "usedSpace"]);
+    raw.run(&["DEL", "nextTrash", "usedSpace"]).await;
     raw.run(&["CONFIG", "SET", "maxmemory", "0"]).await;
     assert!(raw.keys().await.is_empty());
     raw.run(&["REPLICAOF", "127.0.0.1", "1"]).await;
