@@ -6,6 +6,7 @@
 //! full is dropped and counted. A block in the queue can be read already.
 //!
 //! A directory that fails three times within a minute is left alone for five minutes: readers then go to the store.
+//! One whose disk is full keeps serving what it has; what cannot be written is dropped until there is room again.
 //! Nothing here is ever the only copy.
 
 use super::BlockKey;
@@ -14,6 +15,7 @@ use super::index::{BLOCK_OVERHEAD, Eviction, Index};
 use super::ring::Ring;
 use crate::base::Fault;
 use crate::buf::Pool;
+use crate::util::outage::Outage;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
@@ -33,6 +35,8 @@ const FAILURE_WINDOW: Duration = Duration::from_secs(60);
 const REST: Duration = Duration::from_secs(300);
 /// The file system is asked for its free space at most this often.
 const FREE_CHECK: Duration = Duration::from_secs(1);
+/// A full disk is written to at most this often.
+const FULL_PAUSE: Duration = Duration::from_secs(1);
 /// Temporary files older than this are left over from a crash.
 const LEFTOVER: Duration = Duration::from_secs(60);
 
@@ -143,6 +147,7 @@ impl DiskCache {
     pub async fn fill(&self, key: BlockKey, block: Bytes) -> Result<(), Fault> {
         let dir = self.of(&key).0.clone();
         match tokio::task::spawn_blocking(move || dir.write(key, &block)).await {
+            Ok(Err(e)) if is_full(&e) => Err(Fault::full("fill cache").source(e)),
             Ok(done) => done.map_err(|e| Fault::unavailable("fill cache").source(e)),
             Err(e) => Err(Fault::internal("fill cache").source(e)),
         }
@@ -215,6 +220,7 @@ struct Directory {
     index: Mutex<Index>,
     queue: Mutex<Queue>,
     health: Mutex<Health>,
+    full: Outage,
     /// Until the first scan has ended, a block that is not in the index may still be on the disk.
     scanned: AtomicBool,
     runtime: Handle,
@@ -225,6 +231,8 @@ struct Health {
     failures: u32,
     since: Option<Instant>,
     resting_until: Option<Instant>,
+    /// Nothing is written before this.
+    full_until: Option<Instant>,
     checked: Option<Instant>,
     /// Result of the last look at the free space: bytes and inodes that must go.
     short_bytes: u64,
@@ -268,6 +276,7 @@ impl Directory {
             index: Mutex::new(Index::new(options.eviction)),
             queue: Mutex::default(),
             health: Mutex::default(),
+            full: Outage::default(),
             scanned: AtomicBool::new(false),
             runtime: Handle::current(),
             options: options.clone(),
@@ -342,6 +351,24 @@ impl Directory {
             }
             None => false,
         }
+    }
+
+    /// No room for a block: not a fault of the directory. Somebody else may have filled the disk, so what we hold goes
+    /// as far as the promised free space asks for it.
+    fn found_full(&self, error: &io::Error) {
+        self.metrics.drops.fetch_add(1, Ordering::Relaxed);
+        if self.full.failed() {
+            tracing::warn!(dir = %self.root.display(), "the disk of the cache is full, blocks are not kept: {error}");
+        }
+        {
+            let mut health = self.health.lock();
+            (health.full_until, health.checked) = (Some(Instant::now() + FULL_PAUSE), None);
+        }
+        self.make_room();
+    }
+
+    fn is_full(&self) -> bool {
+        self.health.lock().full_until.is_some_and(|until| Instant::now() < until)
     }
 
     fn failed(&self, what: &str, error: &io::Error) {
@@ -444,10 +471,14 @@ impl Directory {
                 }
             };
             // What was queued before the directory failed too often is not tried on it either.
-            if self.is_resting() {
+            if self.is_resting() || self.is_full() {
                 self.metrics.drops.fetch_add(1, Ordering::Relaxed);
-            } else if let Err(e) = self.write(key, &block) {
-                self.failed("write a block", &e);
+            } else {
+                match self.write(key, &block) {
+                    Ok(()) => {}
+                    Err(e) if is_full(&e) => self.found_full(&e),
+                    Err(e) => self.failed("write a block", &e),
+                }
             }
             // Readers find it on the disk from now on, or in the store.
             self.queue.lock().forget(&key);
@@ -467,6 +498,9 @@ impl Directory {
         }
         let path = self.path(&key.name(self.options.hash_prefix));
         blockfile::write(&path, block, self.options.verify != Verify::None, self.options.mode)?;
+        if let Some(over) = self.full.succeeded() {
+            tracing::info!(dir = %self.root.display(), "the disk of the cache has room again after {:.0} s", over.lasted.as_secs_f64());
+        }
         self.metrics.writes.fetch_add(1, Ordering::Relaxed);
         self.metrics.write_bytes.fetch_add(block.len() as u64, Ordering::Relaxed);
         self.index.lock().insert(key, now_s());
@@ -546,6 +580,10 @@ impl Directory {
         }
         self.make_room();
     }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
 /// The id of a directory, which is made with its first use.
