@@ -1,7 +1,8 @@
 //! `umount MOUNTPOINT`: takes a volume off, and returns when its mount has flushed and ended (`spec/surface.md` 5.4).
 //!
 //! A mount flushes what was written before it leaves; a script that goes on after `umount` may rely on that, so the command
-//! waits for the process of the mount, which `.config` names.
+//! waits for the process of the mount. It is found among the processes of this machine and not asked for: a mount whose
+//! engine is away keeps whoever asks waiting, and cannot be unmounted while somebody does.
 
 use super::control;
 use anyhow::{Context as _, bail};
@@ -39,7 +40,6 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let point = std::path::absolute(&args.mount_point)
         .with_context(|| format!("find the mount point {}", args.mount_point.display()))?;
     let point = point.components().collect::<PathBuf>();
-    // Asking the mount takes as long as its engine does; by force is for when that is gone.
     let server = if args.force { None } else { server_of(&point) };
     if args.flush {
         wait_for_uploads(&point)?;
@@ -88,18 +88,40 @@ fn unescape(text: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// The process that serves a mount, if `.config` may be read and names one of this machine.
+/// The process that serves a mount, if it is one of this machine and not in another container.
 fn server_of(point: &Path) -> Option<i32> {
+    let pids = std::fs::read_dir("/proc").ok()?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let found: Vec<i32> = pids.filter(|pid| serves(*pid, point)).collect();
+    match found[..] {
+        [] => None,
+        [pid] => Some(pid),
+        // Mounts on top of each other, or a client of several processes: the one on top knows.
+        _ => named_by_config(point),
+    }
+}
+
+fn named_by_config(point: &Path) -> Option<i32> {
     let config = std::fs::read(control::special(point, ".config")?).ok()?;
     let config: serde_json::Value = serde_json::from_slice(&config).ok()?;
     let pid = i32::try_from(config.get("Pid")?.as_i64()?).ok().filter(|pid| *pid > 1)?;
     serves(pid, point).then_some(pid)
 }
 
-/// In another container the number would name another process: the mount's has the mount point among its words.
+/// Whether a process runs `mount` with the mount point among its words, or the helper of that name.
 fn serves(pid: i32, point: &Path) -> bool {
-    let Ok(words) = std::fs::read(format!("/proc/{pid}/cmdline")) else { return false };
-    words.split(|byte| *byte == 0).any(|word| word == point.as_os_str().as_encoded_bytes())
+    std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| is_mount_of(&line, point))
+}
+
+fn is_mount_of(command_line: &[u8], point: &Path) -> bool {
+    let mut words = command_line.split(|byte| *byte == 0);
+    let program = words.next().unwrap_or_default().rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    let mut mounts = program.starts_with(b"mount.");
+    let mut there = false;
+    for word in words {
+        mounts |= word == b"mount";
+        there |= word == point.as_os_str().as_encoded_bytes();
+    }
+    mounts && there
 }
 
 fn wait_for_end(pid: i32, point: &Path) -> anyhow::Result<()> {
@@ -155,6 +177,20 @@ mod tests {
         assert_eq!(parse_mount("what"), None);
         assert_eq!(unescape("a\\04"), "a\\04");
         assert_eq!(mounted_here(Path::new("/proc")).unwrap(), None);
+    }
+
+    #[test]
+    fn the_process_of_a_mount_is_known_by_its_words() {
+        for (line, mounts) in [
+            ("sluice\0mount\0-d\0redis://h/1\0/mnt/v\0", true),
+            ("/sbin/mount.sluicefs\0redis://h/1\0/mnt/v\0-o\0rw\0", true),
+            ("sluice\0mount\0redis://h/1\0/mnt/v2\0", false),
+            ("sluice\0umount\0/mnt/v\0", false),
+            ("ls\0/mnt/v\0", false),
+            ("", false),
+        ] {
+            assert_eq!(is_mount_of(line.as_bytes(), Path::new("/mnt/v")), mounts, "{line}");
+        }
     }
 
     #[test]

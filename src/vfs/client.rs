@@ -30,12 +30,14 @@ use tokio::sync::watch;
 const COMPACTIONS_MAX: usize = 10;
 /// How often growing slices are looked at.
 const TICK: Duration = Duration::from_millis(500);
-/// Background work gets this long to end once it is told to.
-const STOP_DEADLINE: Duration = Duration::from_secs(20);
+/// Background work gets this long to end once it is told to. All of it is harmless when it is cut short, and one that
+/// waits for an engine that is away ends no sooner by being waited for.
+const STOP_DEADLINE: Duration = Duration::from_secs(5);
 /// What was written gets this long to reach the store at the end: some tries with their time-outs.
 const FLUSH_DEADLINE: Duration = Duration::from_secs(300);
-/// The last words with the metadata engine.
-const CLOSE_DEADLINE: Duration = Duration::from_secs(10);
+/// The last words with the metadata engine. Whoever unmounts waits for them, and a session that stays is cleaned up
+/// after by others.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(5);
 /// Part of the buffer memory that blocks may be kept in after use: most of it may serve readers, and what is being
 /// written or fetched always finds the rest.
 const MEMORY_CACHE_PART: u64 = 2;
@@ -138,7 +140,14 @@ impl Job for Heartbeat {
 
     async fn run(&self, stop: StopSignal) {
         let judge = |news| judge(&self.meta, &self.uuid, news);
-        if self.meta.clone().run_session(self.heartbeat, judge, stop).await == SessionEnd::Exit {
+        let stopped = stop.clone();
+        let beating = self.meta.clone().run_session(self.heartbeat, judge, stop);
+        // A beat that waits for an engine that is away is not waited for: the session ends next.
+        let end = tokio::select! {
+            end = beating => end,
+            () = stopped.stopped() => SessionEnd::Stopped,
+        };
+        if end == SessionEnd::Exit {
             self.exit.send_replace(true);
         }
     }
