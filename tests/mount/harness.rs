@@ -11,6 +11,7 @@ use tempfile::TempDir;
 /// The binary under test.
 pub const SLUICE: &str = env!("CARGO_BIN_EXE_sluice");
 
+const BUSY_MAX: Duration = Duration::from_secs(10);
 const READY_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Where metadata goes.
@@ -182,8 +183,12 @@ pub struct Volume {
     pub dir: TempDir,
     /// Where it was formatted to keep its objects.
     pub store: Store,
+    /// Where the S3 service is reached, if not directly.
+    pub s3_port: Option<u16>,
+    /// The directory of a file store, if not beside the metadata.
+    pub objects: Option<PathBuf>,
+    pub redis: Option<Redis>,
     env: Vec<(String, String)>,
-    redis: Option<Redis>,
 }
 
 impl Volume {
@@ -207,17 +212,28 @@ impl Volume {
         let unique = dir.path().file_name().expect("a name").to_string_lossy().to_lowercase();
         let name = format!("t{}", unique.chars().filter(char::is_ascii_alphanumeric).collect::<String>());
         let env = vec![("ACCESS_KEY".into(), S3_KEY.into()), ("SECRET_KEY".into(), S3_SECRET.into())];
-        Volume { name, meta_url, dir, store: Store::File, env, redis }
+        Volume { name, meta_url, dir, store: Store::File, s3_port: None, objects: None, redis, env }
     }
 
     pub fn run_format(&self, binary: impl AsRef<Path>, store: Store, options: &[&str]) {
         let (storage, bucket) = match store {
-            Store::File => ("file", format!("{}/objects/", self.dir.path().display())),
-            Store::S3 => ("s3", format!("http://127.0.0.1:{}/{}-bucket", Weed::shared().s3_port, self.name)),
+            Store::File => {
+                let objects = self.objects.clone().unwrap_or_else(|| self.dir.path().join("objects"));
+                ("file", format!("{}/", objects.display()))
+            }
+            Store::S3 => {
+                let port = self.s3_port.unwrap_or_else(|| Weed::shared().s3_port);
+                ("s3", format!("http://127.0.0.1:{port}/{}-bucket", self.name))
+            }
         };
         let mut command = self.command(binary);
         command.args(["format", "--storage", storage, "--bucket", &bucket]).args(options);
         run(command.arg(&self.meta_url).arg(&self.name));
+    }
+
+    /// The URL of the Redis server itself, where `meta_url` leads through a proxy.
+    pub fn direct_url(&self) -> String {
+        format!("redis://127.0.0.1:{}/1", self.redis.as_ref().expect("an engine with a server").port)
     }
 
     /// A command with the environment of this volume.
@@ -297,9 +313,20 @@ impl Mount {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Unmounts as a user does, and waits until the client has ended.
+    /// Unmounts as a user does, and waits until the client has ended. Whatever this process has open on the mount is open
+    /// for a moment in every program that another test starts meanwhile, so that it may be busy.
     pub fn umount(&self) {
-        run(Command::new(&self.binary).arg("umount").arg(&self.point));
+        let started = Instant::now();
+        loop {
+            let ended = output(Command::new(&self.binary).arg("umount").arg(&self.point));
+            if ended.status.success() {
+                break;
+            }
+            let text = String::from_utf8_lossy(&ended.stderr);
+            let busy = text.contains("busy") || text.contains("in use");
+            assert!(busy && started.elapsed() < BUSY_MAX, "{} is not unmounted: {text}", self.point.display());
+            std::thread::sleep(Duration::from_millis(50));
+        }
         assert!(!is_mounted(&self.point), "umount returned while {} is mounted", self.point.display());
         self.wait_for_exit();
     }

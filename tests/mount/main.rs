@@ -47,10 +47,12 @@ macro_rules! on_all_volumes {
 
 mod cells;
 mod exerciser;
+mod faults;
 mod harness;
 mod kill;
 mod life;
 mod peer;
 mod posix;
+mod proxy;
 mod tools;
 mod work;
