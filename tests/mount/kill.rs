@@ -12,7 +12,7 @@
 //! be given again as `SLUICE_KILL_SEED`; how threads interleave is not in it.
 
 use crate::cells::{CELL, Version, cells, versions};
-use crate::harness::{Engine, Mount, Store, Volume, program, ready, run};
+use crate::harness::{Engine, Mount, SLUICE, Store, Volume, output, program, ready, run};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -563,25 +563,26 @@ fn steps(writers: &[Writer]) -> usize {
     writers.iter().map(|writer| writer.done).sum()
 }
 
-/// Nothing is missing; what is left over is found, removed, and not found again.
+/// Nothing is missing; what is left over is found, removed, and not found again, by us and by the peer.
 fn collect_and_check(volume: &Volume, peer: &Path) {
-    run(volume.command(peer).args(["fsck", &volume.meta_url]));
-    let gc = |options: &[&str]| {
-        let mut command = volume.command(peer);
+    let programs = [Path::new(SLUICE), peer];
+    let check =
+        || programs.iter().for_each(|program| drop(run(volume.command(program).args(["fsck", &volume.meta_url]))));
+    let gc = |program: &Path, options: &[&str]| {
+        let mut command = volume.command(program);
         command.env("JFS_GC_SKIPPEDTIME", "0").arg("gc").args(options).arg(&volume.meta_url);
-        let output = crate::harness::output(&mut command);
-        let text = [output.stdout, output.stderr].concat();
-        let text = String::from_utf8_lossy(&text).into_owned();
+        let output = output(&mut command);
+        let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
         assert!(output.status.success(), "gc: {text}");
-        text
+        text.lines().find(|line| line.contains("scanned ")).unwrap_or_else(|| panic!("no sum of gc: {text}")).to_owned()
     };
-    println!("{}", gc(&["--delete"]));
-    let text = gc(&[]);
-    let line = text.lines().find(|line| line.contains("scanned ")).unwrap_or_else(|| panic!("no sum of gc: {text}"));
-    println!("{line}");
-    assert!(line.contains(" 0 leaked"), "{line}");
-    assert!(line.contains(" 0 pending delete"), "{line}");
-    run(volume.command(peer).args(["fsck", &volume.meta_url]));
+    check();
+    println!("{}", gc(programs[0], &["--delete"]));
+    for program in programs {
+        let sum = gc(program, &[]);
+        assert!(sum.contains(" 0 leaked") && sum.contains(" 0 pending delete"), "{}: {sum}", program.display());
+    }
+    check();
 }
 
 #[test]
