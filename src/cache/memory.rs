@@ -6,11 +6,13 @@
 
 use super::BlockKey;
 use super::sampled::Sampled;
+use crate::util::rng;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// Locks; two busy cores rarely meet on one of eight.
 const SHARDS: usize = 8;
@@ -91,13 +93,13 @@ impl MemoryCache {
     /// Drops the least recently used of a few random blocks, but not `spare`. False when there was none.
     fn evict_one(&self, spare: &BlockKey) -> bool {
         let mut victim: Option<(u64, BlockKey)> = None;
-        let start: usize = rand::random_range(0..SHARDS);
+        let start: usize = rng::random_range(0..SHARDS);
         let mut seen = 0;
         // With few blocks some shards are empty: look at all of them until enough candidates were seen.
         for i in 0..SHARDS {
             let shard = self.shards[(start + i) % SHARDS].lock();
             for _ in 0..SAMPLE.div_ceil(2).min(shard.len()) {
-                let Some((key, entry)) = shard.draw(rand::random()) else { break };
+                let Some((key, entry)) = shard.draw(rng::random()) else { break };
                 if key != spare {
                     seen += 1;
                     if victim.is_none_or(|(used, _)| entry.used_ms < used) {

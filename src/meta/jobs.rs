@@ -109,6 +109,7 @@ impl Timed {
             std::future::pending::<()>().await
         };
         tokio::select! {
+            biased;
             done = work => done.map(Some),
             () = timer => Ok(Some(0)),
         }

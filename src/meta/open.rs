@@ -74,7 +74,9 @@ impl OpenFiles {
         let left_in = |shard: &Mutex<HashMap<Ino, Open>>| -> Vec<Ino> {
             shard.lock().extract_if(|_, open| open.handles == 0).map(|(ino, _)| ino).collect()
         };
-        self.0.iter().flat_map(left_in).collect()
+        let mut left: Vec<Ino> = self.0.iter().flat_map(left_in).collect();
+        left.sort();
+        left
     }
 }
 

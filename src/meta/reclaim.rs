@@ -211,6 +211,7 @@ impl Meta {
             });
         // Dropping what is under way is safe at every await: the records still say what is to be done.
         tokio::select! {
+            biased;
             () = worked => {}
             () = stop.stopped() => {}
         }

@@ -21,7 +21,8 @@ use bytes::Bytes;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// An operation on metadata: the request is the struct, the semantics are `run`.
 pub trait Operation: Send + Sync {
@@ -155,7 +156,7 @@ fn retryable(fault: &Fault) -> bool {
 /// Short and jittered: a conflict means that another commit has just gone through.
 fn conflict_pause(conflicts: u32) -> Duration {
     let ceiling_us = 500u64 << conflicts.min(6);
-    Duration::from_micros(rand::random_range(0..=ceiling_us))
+    Duration::from_micros(crate::util::rng::random_range(0..=ceiling_us))
 }
 
 /// Reads records outside of a transaction; faults of the retryable kinds are retried as those of an operation.

@@ -3,4 +3,5 @@
 pub mod clock;
 pub mod fileio;
 pub mod outage;
+pub mod rng;
 pub mod task;

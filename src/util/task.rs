@@ -66,7 +66,7 @@ impl StopSignal {
 
 /// `pause` give or take 5 %, so that the clients of a volume do not all come at once.
 pub fn jittered(pause: Duration) -> Duration {
-    pause.mul_f64(rand::random_range(0.95..=1.05))
+    pause.mul_f64(super::rng::random_range(0.95..=1.05))
 }
 
 /// The running jobs of one owner.

@@ -19,7 +19,7 @@ use crate::meta::{Caller, Meta, MetaSettings, Rules, outside};
 use crate::object::place::Place;
 use crate::object::service;
 use crate::object::stack::{Stack, StackOptions, stack};
-use crate::util::clock::SystemClock;
+use crate::util::clock::{SharedClock, SystemClock};
 use crate::util::task::{Job, StopSignal, Tasks};
 use async_trait::async_trait;
 use std::sync::{Arc, Weak};
@@ -103,6 +103,16 @@ pub fn open_objects(format: &VolumeFormat, settings: &ClientSettings, pool: &Arc
         ..StackOptions::default()
     };
     Ok(stack(service::open(&place, pool)?, &options))
+}
+
+/// What a client is put together from.
+pub struct Parts {
+    pub engine: Arc<dyn Engine>,
+    pub format: VolumeFormat,
+    pub objects: Stack,
+    /// The one that the local stores below `objects` read into.
+    pub pool: Arc<Pool>,
+    pub clock: SharedClock,
 }
 
 /// A volume in use by this process.
@@ -194,12 +204,21 @@ impl Client {
     pub async fn open(uri: &MetaUri, settings: &ClientSettings, mount_point: &str) -> Outcome<Client> {
         let engine = open_engine(uri).await?;
         let format = existing_format(&*engine).await?;
+        let pool = Pool::new(Budget::new(settings.buffer_size.bytes()));
+        let objects = open_objects(&format, settings, &pool)?;
+        let parts = Parts { engine, format, objects, pool, clock: Arc::new(SystemClock) };
+        Client::assemble(parts, settings, mount_point).await
+    }
+
+    /// As `open`, from parts that are open already.
+    pub async fn assemble(parts: Parts, settings: &ClientSettings, mount_point: &str) -> Outcome<Client> {
+        let Parts { engine, format, objects, pool, clock } = parts;
         let access = if settings.read_only { Access::Read } else { Access::Write };
         format
             .admit(access)
             .map_err(|error| Fault::config("open volume").with("volume", &format.name).source(error))?;
         let meta_settings = MetaSettings { read_only: settings.read_only, skip_dir_mtime: settings.skip_dir_mtime };
-        let meta = Meta::new(engine, Arc::new(SystemClock), meta_settings, rules_of(&format));
+        let meta = Meta::new(engine, clock, meta_settings, rules_of(&format));
         if !settings.read_only {
             // Brings an older schema up to date; nothing that is there changes.
             outside(meta.engine().prepare().await)?;
@@ -210,9 +229,6 @@ impl Client {
             None => Ino::ROOT,
         };
 
-        let budget = Budget::new(settings.buffer_size.bytes());
-        let pool = Pool::new(budget);
-        let objects = open_objects(&format, settings, &pool)?;
         let cache = BlockCache::open(&cache_options(&format, settings), &pool);
         let compression = Compression::parse(&format.compression)
             .ok_or_else(|| Fault::config("open volume").with("compression", &format.compression))?;

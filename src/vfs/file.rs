@@ -218,9 +218,11 @@ impl Files {
         }
     }
 
-    /// Every file with uncommitted data.
+    /// Every file with uncommitted data, in the order of their numbers.
     pub fn dirty(&self) -> Vec<Arc<File>> {
         let all = self.shards.iter().flat_map(|shard| shard.lock().values().cloned().collect::<Vec<_>>());
-        all.filter(|file| !file.state().pending.is_empty()).collect()
+        let mut dirty: Vec<Arc<File>> = all.filter(|file| !file.state().pending.is_empty()).collect();
+        dirty.sort_by_key(|file| file.ino);
+        dirty
     }
 }

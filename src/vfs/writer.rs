@@ -15,7 +15,8 @@ use crate::meta::ops::slices::AppendedAll;
 use bytes::Bytes;
 use futures::future::join_all;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// Largest offset a file may reach, exclusive (`spec/metadata.md` section 0).
 pub const FILE_BYTES_MAX: u64 = CHUNK_BYTES << 31;
