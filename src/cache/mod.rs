@@ -87,7 +87,8 @@ impl BlockCache {
         let mut memory_bytes = options.memory_bytes;
         if wanted.is_some() && disk.is_none() {
             tracing::warn!("no cache directory can be used; caching up to 100 MiB in memory");
-            memory_bytes = memory_bytes.max(FALLBACK_BYTES);
+            // But never all of what data in flight may use.
+            memory_bytes = memory_bytes.max(FALLBACK_BYTES.min(pool.budget().limit() / 2));
         }
         let cache = Arc::new(BlockCache {
             memory: MemoryCache::new(memory_bytes),

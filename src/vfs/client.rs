@@ -72,6 +72,16 @@ pub fn rules_of(format: &VolumeFormat) -> Rules {
     }
 }
 
+/// The buffers of a client. Blocks cached in memory are counted with the data in flight; a cache that is memory alone
+/// gets its size on top of what reads and writes may use, or it would leave nothing to them once it is full.
+pub fn pool_for(settings: &ClientSettings) -> Arc<Pool> {
+    let cached = match settings.cache_dirs {
+        CacheDirs::Memory => settings.cache_size.bytes(),
+        CacheDirs::Dirs(_) => 0,
+    };
+    Pool::new(Budget::new(settings.buffer_size.bytes().saturating_add(cached)))
+}
+
 /// Opens the object store of a volume with all its layers.
 pub fn open_objects(format: &VolumeFormat, settings: &ClientSettings, pool: &Arc<Pool>) -> Outcome<Stack> {
     let config = |error| Fault::config("open object store").source(error);
@@ -204,7 +214,7 @@ impl Client {
     pub async fn open(uri: &MetaUri, settings: &ClientSettings, mount_point: &str) -> Outcome<Client> {
         let engine = open_engine(uri).await?;
         let format = existing_format(&*engine).await?;
-        let pool = Pool::new(Budget::new(settings.buffer_size.bytes()));
+        let pool = pool_for(settings);
         let objects = open_objects(&format, settings, &pool)?;
         let parts = Parts { engine, format, objects, pool, clock: Arc::new(SystemClock) };
         Client::assemble(parts, settings, mount_point).await
@@ -430,4 +440,31 @@ fn cache_options(format: &VolumeFormat, settings: &ClientSettings) -> CacheOptio
         ..DiskOptions::default()
     };
     CacheOptions { memory_bytes, memory_idle: Some(Duration::from_secs(30)), disk: Some(disk) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::units::Size;
+
+    #[tokio::test]
+    async fn a_cache_leaves_room_for_what_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let unusable = dir.path().join("file");
+        std::fs::write(&unusable, b"no directory").unwrap();
+        for cache_dirs in [CacheDirs::Memory, CacheDirs::Dirs(vec![unusable.join("cache")])] {
+            let cache_size = Size::mib(8);
+            let settings =
+                ClientSettings { cache_dirs, cache_size, buffer_size: Size::mib(4), ..ClientSettings::default() };
+            let pool = pool_for(&settings);
+            let cache = BlockCache::open(&cache_options(&VolumeFormat::new("v", "u"), &settings), &pool);
+            for id in 0..200 {
+                let mut block = pool.take(1 << 20);
+                block.append(&[7; 1 << 20]);
+                let key = crate::cache::BlockKey { slice: SliceId(id), index: 0, size: 1 << 20 };
+                cache.insert(key, block.freeze(), false);
+            }
+            assert!(cache.memory().bytes() > 0 && pool.budget().has_room(), "{:?}", settings.cache_dirs);
+        }
+    }
 }
