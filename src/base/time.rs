@@ -41,6 +41,14 @@ impl Timestamp {
         i128::from(self.seconds) * 1_000_000_000 + i128::from(self.nanos)
     }
 
+    /// The next moment.
+    pub fn after(self) -> Timestamp {
+        match self.nanos {
+            999_999_999 => Timestamp::new(self.seconds + 1, 0),
+            nanos => Timestamp::new(self.seconds, nanos + 1),
+        }
+    }
+
     /// How much later `self` is than `earlier`; zero when it is not later.
     pub fn since(self, earlier: Timestamp) -> Duration {
         let nanos = (self.as_nanos() - earlier.as_nanos()).max(0);

@@ -67,7 +67,7 @@ impl Vfs {
         match compact_once(&self.meta, &self.data, ino, index).await? {
             Compacted::Done { garbage, .. } => {
                 if let Some(file) = self.files.get(ino) {
-                    file.state().chunks.remove(&index);
+                    file.state().forget_chunk(index);
                 }
                 self.meta.queue_slices(garbage);
                 Ok(true)

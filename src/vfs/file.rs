@@ -4,7 +4,6 @@
 //! A `version` counts every change made through this client. Attributes that were asked for before a change and
 //! arrive after it are not believed.
 
-use super::seen::Seen;
 use super::writer::Pending;
 use crate::base::slice::resolve;
 use crate::base::{Attr, ChunkIndex, Errno, Ino, Slice, Timestamp};
@@ -54,6 +53,21 @@ impl ChunkView {
     }
 }
 
+/// By what a file that another client changed is known from the one that was seen. Its time of change alone can be set
+/// back by anybody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    pub mtime: Timestamp,
+    pub ctime: Timestamp,
+    pub length: u64,
+}
+
+impl Stamp {
+    pub fn of(attr: &Attr) -> Stamp {
+        Stamp { mtime: attr.mtime, ctime: attr.ctime, length: attr.length }
+    }
+}
+
 /// An inode with open handles in this client.
 pub struct File {
     pub ino: Ino,
@@ -65,15 +79,20 @@ pub struct File {
 pub struct FileState {
     /// Bytes, own uncommitted writes included.
     pub length: u64,
-    /// The metadata's mtime and length when `chunks` was last known to be right.
-    pub seen: Option<Seen>,
+    /// The file when `chunks` was last known to be right.
+    pub seen: Option<Stamp>,
     pub version: u64,
+    /// How often lists were forgotten: one that was asked for before that and arrives after it is not kept.
+    pub forgotten: u64,
     pub chunks: HashMap<ChunkIndex, Arc<ChunkView>>,
     /// Uncommitted slices, oldest first.
     pub pending: VecDeque<Pending>,
     pub next_pending: u64,
     /// Time of the last write that is not committed yet.
     pub written_at: Timestamp,
+    /// The time that the last commit gave the file. Each commit gives a later one, or a client that looked between two
+    /// would take the file for the one it knows.
+    pub committed_at: Timestamp,
     /// A write that was acknowledged and then lost; every later write, flush and fsync reports it until the file is
     /// closed by all.
     pub error: Option<Errno>,
@@ -89,10 +108,12 @@ impl File {
                 length: 0,
                 seen: None,
                 version: 0,
+                forgotten: 0,
                 chunks: HashMap::new(),
                 pending: VecDeque::new(),
                 next_pending: 0,
                 written_at: Timestamp::default(),
+                committed_at: Timestamp::default(),
                 error: None,
                 users: 0,
             }),
@@ -113,9 +134,9 @@ impl File {
     /// only this client knows.
     pub fn observe(&self, attr: &mut Attr, version: u64) {
         let mut state = self.state.lock();
-        if state.version == version && state.seen != Some((attr.mtime, attr.length)) {
-            state.chunks.clear();
-            state.seen = Some((attr.mtime, attr.length));
+        if state.version == version && state.seen != Some(Stamp::of(attr)) {
+            state.forget_chunks();
+            state.seen = Some(Stamp::of(attr));
             state.length = attr.length.max(state.pending_end());
         }
         if !state.pending.is_empty() {
@@ -129,10 +150,22 @@ impl File {
 }
 
 impl FileState {
+    /// The lists are to be read afresh.
+    pub fn forget_chunks(&mut self) {
+        self.chunks.clear();
+        self.forgotten += 1;
+    }
+
+    /// As `forget_chunks`, of one chunk.
+    pub fn forget_chunk(&mut self, index: ChunkIndex) {
+        self.chunks.remove(&index);
+        self.forgotten += 1;
+    }
+
     /// A change made through this client has reached the metadata, which now says `attr`.
     pub fn committed(&mut self, attr: &Attr) {
         self.version += 1;
-        self.seen = Some((attr.mtime, attr.length));
+        self.seen = Some(Stamp::of(attr));
         self.length = attr.length.max(self.pending_end());
     }
 
@@ -192,28 +225,28 @@ impl Files {
 
     /// The file of a handle that is being opened; pairs with `leave`.
     pub fn enter(&self, ino: Ino) -> Arc<File> {
-        let file = self.shard(ino).lock().entry(ino).or_insert_with(|| Arc::new(File::new(ino))).clone();
+        let mut shard = self.shard(ino).lock();
+        let file = shard.entry(ino).or_insert_with(|| Arc::new(File::new(ino))).clone();
+        // Under the lock of the shard, or the last one to leave could take it for idle.
         file.state().users += 1;
         file
     }
 
     /// A handle is gone. The file is forgotten with its last handle once nothing is pending.
     pub fn leave(&self, file: &Arc<File>) {
-        let mut shard = self.shard(file.ino).lock();
-        let mut state = file.state();
-        state.users -= 1;
-        if state.users == 0 && state.pending.is_empty() {
-            drop(state);
-            shard.remove(&file.ino);
-        }
+        file.state().users -= 1;
+        self.forget_idle(file);
     }
 
-    /// Forgets a file without handles whose last slice has just been committed.
+    /// Forgets a file without handles once its last slice is committed. A commit that ends late may hold one that is
+    /// forgotten already, and in whose place another was opened.
     pub fn forget_idle(&self, file: &Arc<File>) {
         let mut shard = self.shard(file.ino).lock();
-        let state = file.state();
-        if state.users == 0 && state.pending.is_empty() {
-            drop(state);
+        let idle = {
+            let state = file.state();
+            state.users == 0 && state.pending.is_empty()
+        };
+        if idle && shard.get(&file.ino).is_some_and(|known| Arc::ptr_eq(known, file)) {
             shard.remove(&file.ino);
         }
     }
@@ -224,5 +257,23 @@ impl Files {
         let mut dirty: Vec<Arc<File>> = all.filter(|file| !file.state().pending.is_empty()).collect();
         dirty.sort_by_key(|file| file.ino);
         dirty
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_commit_that_ends_late_forgets_no_file_that_was_opened_meanwhile() {
+        let files = Files::default();
+        let first = files.enter(Ino(5));
+        files.leave(&first);
+        assert!(files.get(Ino(5)).is_none());
+        let second = files.enter(Ino(5));
+        files.forget_idle(&first);
+        assert!(files.get(Ino(5)).is_some_and(|known| Arc::ptr_eq(&known, &second)));
+        files.leave(&second);
+        assert!(files.get(Ino(5)).is_none());
     }
 }

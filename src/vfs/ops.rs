@@ -90,7 +90,7 @@ impl Vfs {
         let attr = self.meta.truncate(caller, ino, length, by_handle).await?;
         if let Some(file) = file {
             let mut state = file.state();
-            state.chunks.clear();
+            state.forget_chunks();
             state.committed(&attr);
         }
         Ok(attr)
@@ -229,7 +229,7 @@ impl Vfs {
         let flushed = if open.writes() { self.flush_file(&open.file).await } else { Ok(()) };
         if open.writes() {
             if let Some(seen) = open.file.state().seen {
-                self.opened_before.note(ino, seen);
+                self.opened_before.note(ino, (seen.mtime, seen.length));
             }
         }
         self.files.leave(&open.file);
@@ -256,7 +256,7 @@ impl Vfs {
         self.flush_file(&handle.file).await?;
         let attr = self.meta.fallocate(caller, ino, mode, off, len).await?;
         let mut state = handle.file.state();
-        state.chunks.clear();
+        state.forget_chunks();
         state.committed(&attr);
         Ok(())
     }
@@ -284,7 +284,7 @@ impl Vfs {
         self.flush_file(&from.file).await?;
         self.flush_file(&to.file).await?;
         let (copied, _length) = self.meta.copy_range(caller, from.ino, src_off, to.ino, dst_off, len).await?;
-        to.file.state().chunks.clear();
+        to.file.state().forget_chunks();
         let version = to.file.version();
         let mut attr = self.meta.getattr(to.ino).await?;
         to.file.observe(&mut attr, version);

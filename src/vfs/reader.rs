@@ -131,7 +131,7 @@ impl Vfs {
                 Err(fault) if stale(&fault) && tries < STALE_TRIES_MAX => {
                     tries += 1;
                     tracing::debug!(ino = file.ino.0, tries, "looking at the chunk again: {fault}");
-                    file.state().chunks.clear();
+                    file.state().forget_chunks();
                     tokio::time::sleep(Duration::from_millis(20 << tries)).await;
                 }
                 Err(fault) => return Err(fault.with("ino", file.ino).into()),
@@ -166,17 +166,17 @@ impl Vfs {
 
     /// The chunk as last read, or read now. May suggest a compaction.
     pub(super) async fn view(&self, file: &Arc<File>, index: ChunkIndex) -> Outcome<Arc<ChunkView>> {
-        let version = {
+        let asked = {
             let state = file.state();
             if let Some(view) = state.chunks.get(&index) {
                 return Ok(view.clone());
             }
-            state.version
+            (state.version, state.forgotten)
         };
-        let records = self.meta.read_chunk(file.ino, index).await?;
+        let records = self.meta.read_chunk_of_file(file.ino, index).await?;
         let view = Arc::new(ChunkView::new(records));
         let mut state = file.state();
-        if state.version == version {
+        if (state.version, state.forgotten) == asked {
             state.chunks.insert(index, view.clone());
         }
         drop(state);

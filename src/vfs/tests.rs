@@ -1,17 +1,17 @@
 //! A volume in memory, without a kernel before it.
 
-use super::{Vfs, VfsSettings};
-use crate::base::{Ino, Name};
+use super::{Handle, Vfs, VfsSettings};
+use crate::base::{CHUNK_BYTES, Ino, Name};
 use crate::buf::{Budget, Pool};
 use crate::cache::BlockCache;
 use crate::chunk::{ChunkOptions, ChunkStore};
 use crate::config::client::AtimeMode;
 use crate::meta::engine::Engine;
 use crate::meta::engine::mem::MemEngine;
-use crate::meta::testing::Store;
+use crate::meta::testing::{Interrupt, Store};
 use crate::meta::{Caller, Meta, MetaSettings, Rules};
 use crate::object::mem::MemStore;
-use crate::util::clock::SystemClock;
+use crate::util::clock::{ManualClock, SharedClock, SystemClock};
 use bytes::Bytes;
 use rand::{Rng, RngCore, SeedableRng};
 use std::sync::Arc;
@@ -25,14 +25,18 @@ pub(crate) async fn volume() -> Arc<Vfs> {
 }
 
 async fn volume_on(engine: Arc<dyn Engine>) -> Arc<Vfs> {
+    client_on(engine, Arc::new(MemStore::new()), Arc::new(SystemClock)).await
+}
+
+async fn client_on(engine: Arc<dyn Engine>, objects: Arc<MemStore>, clock: SharedClock) -> Arc<Vfs> {
     let rules = Rules { trash_days: 0, capacity_bytes: 0, inodes_max: 0, acl: false, dir_stats: true };
     let settings = MetaSettings { read_only: false, skip_dir_mtime: Duration::ZERO };
-    let meta = Meta::new(engine, Arc::new(SystemClock), settings, rules);
+    let meta = Meta::new(engine, clock, settings, rules);
     meta.format(b"{}").await.unwrap();
     let pool = Pool::new(Budget::new(256 << 20));
     let cache = BlockCache::in_memory(64 << 20);
     let options = ChunkOptions { block_size: BLOCK_BYTES, ..ChunkOptions::default() };
-    let data = ChunkStore::new(Arc::new(MemStore::new()), cache, pool, options);
+    let data = ChunkStore::new(objects, cache, pool, options);
     let settings = VfsSettings {
         root: Ino::ROOT,
         read_only: false,
@@ -43,7 +47,7 @@ async fn volume_on(engine: Arc<dyn Engine>) -> Arc<Vfs> {
     Vfs::new(meta, data, settings)
 }
 
-async fn read(vfs: &Vfs, ino: Ino, handle: super::Handle, from: usize, len: usize) -> Bytes {
+async fn read(vfs: &Vfs, ino: Ino, handle: Handle, from: usize, len: usize) -> Bytes {
     vfs.read(ino, handle, from as u64, len as u32).await.unwrap().into_bytes()
 }
 
@@ -110,4 +114,76 @@ async fn a_file_that_grows_while_it_is_opened_keeps_its_length() {
     }
     let closed = vfs.open(&Caller::root(), Ino(99), libc::O_RDONLY).await;
     assert!(closed.is_err() && vfs.files.get(Ino(99)).is_none(), "what cannot be opened is not kept");
+}
+
+async fn open(vfs: &Vfs, ino: Ino) -> Handle {
+    vfs.open(&Caller::root(), ino, libc::O_RDWR).await.unwrap().handle
+}
+
+async fn make(vfs: &Vfs) -> (Ino, Handle) {
+    let (root, name) = (Caller::root(), Name::stored(*b"f"));
+    let (entry, opened) = vfs.create(&root, Ino::ROOT, &name, 0o644, 0, libc::O_RDWR | libc::O_CREAT).await.unwrap();
+    (entry.ino, opened.handle)
+}
+
+/// Writes ten bytes and closes the handle.
+async fn write_and_close(vfs: &Vfs, ino: Ino, handle: Handle, off: u64, byte: u8) {
+    vfs.write(ino, handle, off, vec![byte; 10].into()).await.unwrap();
+    vfs.flush(ino, handle, 1).await.unwrap();
+    vfs.release(ino, handle).await.unwrap();
+}
+
+/// Two clients of one volume; the second can be interrupted.
+async fn two_clients(clock: SharedClock) -> (Arc<Vfs>, Arc<Vfs>, Interrupt) {
+    let (store, objects) = (Store::new().await, Arc::new(MemStore::new()));
+    let (engine, interrupt) = store.interrupted_engine().await;
+    let here = client_on(store.engine().await, objects.clone(), clock.clone()).await;
+    (here, client_on(engine, objects, clock).await, interrupt)
+}
+
+#[tokio::test]
+async fn a_commit_of_ours_does_not_hide_what_another_client_wrote_elsewhere_in_the_file() {
+    let (here, there, _) = two_clients(Arc::new(SystemClock)).await;
+    let (ino, handle) = make(&here).await;
+    write_and_close(&here, ino, handle, CHUNK_BYTES, 1).await;
+    let held = open(&there, ino).await;
+    let far = CHUNK_BYTES as usize;
+    assert_eq!(read(&there, ino, held, far, 10).await, [1; 10][..]);
+    write_and_close(&here, ino, open(&here, ino).await, CHUNK_BYTES, 2).await;
+    there.write(ino, held, 0, vec![3; 10].into()).await.unwrap();
+    there.fsync(ino, held, false).await.unwrap();
+    let opened = open(&there, ino).await;
+    assert_eq!(read(&there, ino, opened, far, 10).await, [2; 10][..]);
+}
+
+#[tokio::test]
+async fn a_list_asked_for_before_a_file_was_opened_is_not_kept_for_who_opened_it() {
+    let (here, there, interrupt) = two_clients(Arc::new(SystemClock)).await;
+    let (ino, handle) = make(&here).await;
+    write_and_close(&here, ino, handle, 0, 1).await;
+    let held = open(&there, ino).await;
+    let (writer, opener) = (here.clone(), there.clone());
+    let (send, opened) = tokio::sync::oneshot::channel();
+    interrupt.after_read(async move {
+        write_and_close(&writer, ino, open(&writer, ino).await, 0, 2).await;
+        send.send(open(&opener, ino).await).unwrap();
+    });
+    read(&there, ino, held, 0, 10).await;
+    assert!(interrupt.has_happened(), "the list was asked for");
+    assert_eq!(read(&there, ino, opened.await.unwrap(), 0, 10).await, [2; 10][..]);
+}
+
+/// Coarse clocks and clocks that were set back give the same time twice.
+#[tokio::test]
+async fn two_commits_within_one_moment_are_told_apart() {
+    let (here, there, _) = two_clients(Arc::new(ManualClock::at(1_700_000_000_000_000_000))).await;
+    let (ino, handle) = make(&here).await;
+    for byte in 1..4 {
+        here.write(ino, handle, 0, vec![byte; 10].into()).await.unwrap();
+        here.fsync(ino, handle, false).await.unwrap();
+        let opened = there.open(&Caller::root(), ino, libc::O_RDONLY).await.unwrap();
+        assert!(!opened.keep_cache, "the kernel's pages are of another commit");
+        assert_eq!(read(&there, ino, opened.handle, 0, 10).await, [byte; 10][..]);
+        there.release(ino, opened.handle).await.unwrap();
+    }
 }

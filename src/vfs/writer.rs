@@ -232,7 +232,13 @@ impl Vfs {
             }
         }
         if !slices.is_empty() {
-            match self.meta.append_slices(file.ino, slices.clone(), mtime).await {
+            // What is known of other chunks stays known only if nobody else came between.
+            let known = {
+                let state = file.state();
+                state.seen.filter(|_| !state.chunks.is_empty())
+            };
+            let known = known.map(|seen| (seen.mtime, seen.ctime, seen.length));
+            match self.meta.append_slices_to(file.ino, slices.clone(), mtime, known).await {
                 Ok(appended) => self.note_commit(file, &slices, &appended),
                 Err(stop) => {
                     // When it is not known whether the commit was applied, the objects must stay.
@@ -259,7 +265,7 @@ impl Vfs {
         if let Some(stop) = failure {
             state.error.get_or_insert(stop.errno());
             state.version += 1;
-            state.chunks.clear();
+            state.forget_chunks();
         }
     }
 
@@ -273,6 +279,9 @@ impl Vfs {
     /// Carries a commit of ours over into what we know of the file, so that it need not be read back.
     fn note_commit(&self, file: &Arc<File>, slices: &[(ChunkIndex, Slice)], appended: &AppendedAll) {
         let mut state = file.state();
+        if !appended.unchanged {
+            state.forget_chunks();
+        }
         for (index, count) in &appended.records {
             let Some(view) = state.chunks.get_mut(index) else { continue };
             let ours = || slices.iter().filter(|(i, _)| i == index).map(|(_, slice)| *slice);
@@ -280,7 +289,7 @@ impl Vfs {
                 Arc::make_mut(view).append(ours());
             } else {
                 // Somebody else changed the list meanwhile: read it afresh next time.
-                state.chunks.remove(index);
+                state.forget_chunk(*index);
             }
         }
         state.committed(&appended.attr);
@@ -371,6 +380,13 @@ impl FileState {
         }
         if batch.is_empty() && self.pending.front().is_some_and(|slice| slice.frozen) {
             self.pending.retain(|slice| slice.writer.is_some());
+        }
+        if !batch.is_empty() {
+            if self.seen.is_some_and(|seen| seen.mtime == self.written_at) {
+                self.written_at = self.written_at.after();
+            }
+            self.written_at = self.written_at.max(self.committed_at.after());
+            self.committed_at = self.written_at;
         }
         (batch, self.written_at)
     }

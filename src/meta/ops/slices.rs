@@ -4,7 +4,9 @@
 //! The bytes of a slice are stored before its commit; nothing here knows where. A commit only ever appends, so that
 //! writers of one file disturb one another no more than the length of the file makes them.
 
-use crate::base::{Attr, AttrPatch, CHUNK_BYTES, ChunkIndex, Errno, Ino, Kind, Outcome, Slice, Timestamp, align4k};
+use crate::base::{
+    Attr, AttrPatch, CHUNK_BYTES, ChunkIndex, Errno, FieldMask, Ino, Kind, Outcome, Slice, Timestamp, align4k,
+};
 use crate::meta::Meta;
 use crate::meta::engine::{Change, Committed};
 use crate::meta::record::{DirStat, Key, Record};
@@ -31,6 +33,8 @@ pub struct AppendedAll {
     pub attr: Attr,
     /// Records in the list of each chunk that was written.
     pub records: Vec<(ChunkIndex, usize)>,
+    /// Up to the commit the file was as the caller knew it.
+    pub unchanged: bool,
 }
 
 /// Where a chunk begins in its file.
@@ -73,6 +77,8 @@ struct AppendSlices<'a> {
     /// Within a chunk in the order in which they take effect.
     chunks: &'a [(ChunkIndex, Vec<Slice>)],
     mtime: Timestamp,
+    /// Times of change and length as the caller knows them.
+    known: Option<(Timestamp, Timestamp, u64)>,
     /// What the latest attempt saw and would leave: by it `settle` knows its own commit again.
     attempt: Mutex<Option<Attempt>>,
 }
@@ -85,8 +91,8 @@ struct Attempt {
 
 impl Operation for AppendSlices<'_> {
     const NAME: &'static str = "append_slice";
-    /// The second is the list lengths, when they were looked at.
-    type Output = (Attr, Vec<usize>);
+    /// The second is the list lengths, when they were looked at; the third, that nothing came between.
+    type Output = (Attr, Vec<usize>, bool);
 
     async fn run(&self, tx: &mut Tx<'_>) -> Outcome<Self::Output> {
         let node = tx.load(AttrOf(self.ino)).await?.exists()?;
@@ -96,6 +102,15 @@ impl Operation for AppendSlices<'_> {
         // The length is guarded even if it stays: commits inside it do not change it and so never meet, but a
         // truncate between load and commit would leave this one with the wrong accounting.
         let length = node.length().max(self.end());
+        // The times are guarded only while there is something to lose: writers of one file meet once at most.
+        let unchanged = self.known.is_some_and(|known| {
+            let attr = node.peek();
+            known == (attr.mtime, attr.ctime, attr.length)
+        });
+        if unchanged {
+            node.saw(FieldMask::MTIME);
+            node.saw(FieldMask::CTIME);
+        }
         account_length(tx, self.meta, &node, length).await?;
         let mut patch = AttrPatch::new().set_mtime(self.mtime).set_ctime(tx.now());
         if length > node.length() {
@@ -112,7 +127,7 @@ impl Operation for AppendSlices<'_> {
         let before = (attr.mtime, attr.ctime);
         patch.apply(&mut attr);
         *self.attempt.lock() = Some(Attempt { before, after: (attr.mtime, attr.ctime) });
-        Ok((attr, Vec::new()))
+        Ok((attr, Vec::new(), unchanged))
     }
 
     /// Slice ids are used once, so a slice in its chunk was put there by us. Without it, the commit was lost, or
@@ -128,7 +143,7 @@ impl Operation for AppendSlices<'_> {
         let times = (attr.mtime, attr.ctime);
         let attempt = *self.attempt.lock();
         if written().any(|(slice, list)| list.contains(slice)) || attempt.is_some_and(|a| a.after == times) {
-            return Ok(Settled::Applied((attr, lists.iter().map(Vec::len).collect())));
+            return Ok(Settled::Applied((attr, lists.iter().map(Vec::len).collect(), false)));
         }
         // Only a record over the same bytes could be the compaction that took the slice in.
         let compacted = |slice: &Slice, list: &[Slice]| {
@@ -170,6 +185,17 @@ impl Meta {
         possible(&key, self.read(std::slice::from_ref(&key)).await?.pop().flatten())
     }
 
+    /// As `read_chunk`, for who reads through a handle: ENOENT when another client has removed the file. Its chunks go
+    /// with it, and what was in them is no hole.
+    pub async fn read_chunk_of_file(&self, ino: Ino, index: ChunkIndex) -> Outcome<Vec<Slice>> {
+        let slices = self.read_chunk(ino, index).await?;
+        // Asked for afterwards: a file that is there now was there before.
+        if slices.is_empty() && self.read(&[Key::Attr(ino)]).await?.pop().flatten().is_none() {
+            return Err(Errno::ENOENT.into());
+        }
+        Ok(slices)
+    }
+
     /// As `read_chunk` for a range of chunks, in one trip; every index of the range is answered.
     pub async fn read_chunks(&self, ino: Ino, indexes: Range<ChunkIndex>) -> Outcome<Vec<(ChunkIndex, Vec<Slice>)>> {
         let indexes: Vec<ChunkIndex> = (indexes.start.0..indexes.end.0).map(ChunkIndex).collect();
@@ -182,7 +208,7 @@ impl Meta {
     /// Makes a slice visible whose bytes are stored: the write commit. `mtime` is when the bytes were last changed.
     /// EPERM for anything but a regular file.
     pub async fn append_slice(&self, ino: Ino, index: ChunkIndex, slice: Slice, mtime: Timestamp) -> Outcome<Appended> {
-        let AppendedAll { attr, records } = self.append_slices(ino, vec![(index, slice)], mtime).await?;
+        let AppendedAll { attr, records, .. } = self.append_slices(ino, vec![(index, slice)], mtime).await?;
         Ok(Appended { attr, records: records.first().map_or(0, |(_, records)| *records) })
     }
 
@@ -192,6 +218,18 @@ impl Meta {
         ino: Ino,
         slices: Vec<(ChunkIndex, Slice)>,
         mtime: Timestamp,
+    ) -> Outcome<AppendedAll> {
+        self.append_slices_to(ino, slices, mtime, None).await
+    }
+
+    /// As `append_slices`, for a caller that knows the file as it was with these mtime, ctime and length: it learns
+    /// whether the file was still that when the commit was made.
+    pub async fn append_slices_to(
+        &self,
+        ino: Ino,
+        slices: Vec<(ChunkIndex, Slice)>,
+        mtime: Timestamp,
+        known: Option<(Timestamp, Timestamp, u64)>,
     ) -> Outcome<AppendedAll> {
         self.writable()?;
         for (index, slice) in &slices {
@@ -203,10 +241,11 @@ impl Meta {
             }
         }
         let chunks = by_chunk(slices);
-        let op = AppendSlices { meta: self, ino, chunks: &chunks, mtime, attempt: Mutex::new(None) };
-        let ((attr, settled), Committed { list_lengths, .. }) = self.run_reporting(&op).await?;
+        let op = AppendSlices { meta: self, ino, chunks: &chunks, mtime, known, attempt: Mutex::new(None) };
+        let ((attr, settled, unchanged), Committed { list_lengths, .. }) = self.run_reporting(&op).await?;
         let lengths = if list_lengths.is_empty() { settled } else { list_lengths };
-        Ok(AppendedAll { attr, records: chunks.iter().map(|(index, _)| *index).zip(lengths).collect() })
+        let records = chunks.iter().map(|(index, _)| *index).zip(lengths).collect();
+        Ok(AppendedAll { attr, records, unchanged })
     }
 }
 
@@ -291,6 +330,32 @@ mod tests {
         assert_eq!(meta.truncate(&root, ino, 12289, true).await.unwrap_err().errno(), Errno::ENOSPC);
         meta.truncate(&root, ino, 1, true).await.unwrap();
         meta.truncate(&root, ino, 12288, true).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_chunk_that_went_with_its_file_is_no_hole() {
+        let meta = volume().await;
+        let ino = file(&meta, "f").await;
+        assert_eq!(meta.read_chunk_of_file(ino, ChunkIndex(3)).await.unwrap(), []);
+        meta.unlink(&crate::meta::Caller::root(), Ino::ROOT, &crate::base::Name::entry(b"f").unwrap(), true)
+            .await
+            .unwrap();
+        assert_eq!(meta.read_chunk_of_file(ino, ChunkIndex(3)).await.unwrap_err().errno(), Errno::ENOENT);
+    }
+
+    #[tokio::test]
+    async fn a_commit_tells_whether_the_file_was_as_its_writer_knew_it() {
+        let meta = volume().await;
+        let ino = file(&meta, "f").await;
+        let stamp = |attr: Attr| Some((attr.mtime, attr.ctime, attr.length));
+        let append = async |id, known| {
+            let slices = vec![(ChunkIndex(0), written(0, id, 10))];
+            meta.append_slices_to(ino, slices, Timestamp::new(id as i64, 0), known).await.unwrap()
+        };
+        let first = append(1, stamp(meta.getattr(ino).await.unwrap())).await;
+        assert!(first.unchanged);
+        let second = append(2, stamp(first.attr)).await;
+        assert!(second.unchanged && !append(3, stamp(first.attr)).await.unchanged && !append(4, None).await.unchanged);
     }
 
     #[tokio::test]
