@@ -127,6 +127,13 @@ impl Meta {
         if self.open.close(ino) { self.release(ino).await } else { Ok(()) }
     }
 
+    /// A file was counted as open, and was not opened after all.
+    pub async fn close_in_vain(&self, ino: Ino) {
+        if let Err(stop) = self.close_file(ino).await {
+            tracing::warn!(%ino, "file without names is not released yet: {stop}");
+        }
+    }
+
     pub fn is_open(&self, ino: Ino) -> bool {
         self.open.shard(ino).lock().get(&ino).is_some_and(|open| open.handles > 0)
     }

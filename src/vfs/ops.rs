@@ -155,7 +155,7 @@ impl Vfs {
         flags: i32,
     ) -> Outcome<(Entry, Opened)> {
         let node = NewNode { kind: Kind::File, mode, umask, rdev: 0, target: None };
-        match self.meta.create(caller, parent, name, &node).await {
+        match self.meta.create_open(caller, parent, name, &node).await {
             // Nothing was committed through this client before the file was there.
             Ok(made) => Ok((made, self.opened(self.files.enter(made.ino), 0, made.attr, flags))),
             Err(stop) if stop.errno() == Errno::EEXIST && flags & libc::O_EXCL == 0 => {
@@ -173,6 +173,8 @@ impl Vfs {
     pub async fn open(&self, caller: &Caller, ino: Ino, flags: i32) -> Outcome<Opened> {
         // Entered first: what is committed through another handle while the metadata answers must not be taken back.
         let file = self.files.enter(ino);
+        // And counted first: a file that is removed from here now is kept for the handle that is about to be.
+        self.meta.open_file(ino);
         let version = file.version();
         match self.meta.check_open(caller, ino, flags).await {
             Ok(mut attr) => {
@@ -183,15 +185,15 @@ impl Vfs {
             }
             Err(stop) => {
                 self.files.leave(&file);
+                self.meta.close_in_vain(ino).await;
                 Err(stop)
             }
         }
     }
 
-    /// `attr` was asked for when the file was at `version`.
+    /// `attr` was asked for when the file was at `version`, and the handle is counted by the metadata already.
     fn opened(&self, file: Arc<File>, version: u64, mut attr: Attr, flags: i32) -> Opened {
         let ino = file.ino;
-        self.meta.open_file(ino);
         file.observe(&mut attr, version);
         let seen = (attr.mtime, attr.length);
         let keep_cache = self.opened_before.knows(ino, seen);

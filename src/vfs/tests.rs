@@ -8,6 +8,7 @@ use crate::chunk::{ChunkOptions, ChunkStore};
 use crate::config::client::AtimeMode;
 use crate::meta::engine::Engine;
 use crate::meta::engine::mem::MemEngine;
+use crate::meta::session::SessionInfo;
 use crate::meta::testing::{Interrupt, Store};
 use crate::meta::{Caller, Meta, MetaSettings, Rules};
 use crate::object::mem::MemStore;
@@ -186,4 +187,22 @@ async fn two_commits_within_one_moment_are_told_apart() {
         assert_eq!(read(&there, ino, opened.handle, 0, 10).await, [byte; 10][..]);
         there.release(ino, opened.handle).await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn a_file_that_is_removed_while_it_is_opened_is_there_for_its_handle() {
+    let (here, there, interrupt) = two_clients(Arc::new(SystemClock)).await;
+    let (ino, handle) = make(&here).await;
+    write_and_close(&here, ino, handle, 0, 1).await;
+    there.meta.start_session(SessionInfo::default(), Duration::from_secs(12)).await.unwrap();
+    let remover = there.clone();
+    interrupt.after_read(async move {
+        remover.unlink(&Caller::root(), Ino::ROOT, &Name::stored(*b"f")).await.unwrap();
+    });
+    let opened = open(&there, ino).await;
+    assert!(interrupt.has_happened(), "opening reads");
+    assert_eq!(read(&there, ino, opened, 0, 10).await, [1; 10][..]);
+    there.getattr(ino).await.unwrap();
+    there.release(ino, opened).await.unwrap();
+    there.getattr(ino).await.unwrap_err();
 }

@@ -149,6 +149,16 @@ pub(crate) fn touch_dir(tx: &mut Tx<'_>, dir: &Seen, skip: Duration) {
 impl Meta {
     /// Makes a node. EEXIST when the name is taken: the caller decides whether that is an error.
     pub async fn create(&self, caller: &Caller, parent: Ino, name: &Name, node: &NewNode) -> Outcome<Entry> {
+        self.make(caller, parent, name, node, false).await
+    }
+
+    /// As `create`; the file is open from before it has its name, so that nobody here can remove it for good until it
+    /// is closed.
+    pub async fn create_open(&self, caller: &Caller, parent: Ino, name: &Name, node: &NewNode) -> Outcome<Entry> {
+        self.make(caller, parent, name, node, true).await
+    }
+
+    async fn make(&self, caller: &Caller, parent: Ino, name: &Name, node: &NewNode, open: bool) -> Outcome<Entry> {
         if parent.is_trash() || (parent == Ino::ROOT && name.as_bytes() == b".trash") {
             return Err(Errno::EPERM.into());
         }
@@ -169,7 +179,14 @@ impl Meta {
         let ino = self.next_inode().await?;
         let skip_dir_mtime = self.settings().skip_dir_mtime;
         let book = self.rule_book();
-        self.run_ruled(&Create { book, caller, parent, name, node, ino, skip_dir_mtime }).await
+        if open {
+            self.open_file(ino);
+        }
+        let made = self.run_ruled(&Create { book, caller, parent, name, node, ino, skip_dir_mtime }).await;
+        if open && made.is_err() {
+            self.close_in_vain(ino).await;
+        }
+        made
     }
 }
 
@@ -178,7 +195,9 @@ mod tests {
     use super::*;
     use crate::base::acl::AclRule;
     use crate::meta::ops::acl::AclKind;
-    use crate::meta::testing::volume;
+    use crate::meta::testing::{Store, volume, volume_on};
+    use crate::util::clock::SystemClock;
+    use std::sync::Arc;
 
     #[tokio::test]
     async fn a_new_file_has_the_attributes_of_its_place_and_its_maker() {
@@ -190,6 +209,20 @@ mod tests {
         assert_eq!((made.ino, made.attr.mode, made.attr.uid, made.attr.gid), (Ino(2), 0o640, 7, 8));
         assert_eq!(meta.lookup(&caller, Ino::ROOT, &name).await.unwrap(), made);
         assert_eq!(meta.create(&caller, Ino::ROOT, &name, &node).await.unwrap_err().errno(), Errno::EEXIST);
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_made_open_is_open_before_others_see_it() {
+        let (engine, interrupt) = Store::new().await.interrupted_engine().await;
+        let meta = volume_on(engine, Arc::new(SystemClock)).await;
+        let (root, name) = (Caller::root(), Name::entry(b"f").unwrap());
+        let node = NewNode { kind: Kind::File, mode: 0o666, umask: 0, rdev: 0, target: None };
+        let watcher = meta.clone();
+        interrupt.before_commit(async move { assert!(watcher.is_open(Ino(2))) });
+        assert_eq!(meta.create_open(&root, Ino::ROOT, &name, &node).await.unwrap().ino, Ino(2));
+        assert!(interrupt.has_happened() && meta.is_open(Ino(2)));
+        meta.create_open(&root, Ino::ROOT, &name, &node).await.unwrap_err();
+        assert!(!meta.is_open(Ino(3)));
     }
 
     #[tokio::test]
