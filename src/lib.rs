@@ -14,6 +14,8 @@
 //! - [`object`], [`cache`], [`chunk`]: blocks in the store, blocks on the local disk, and the bytes of a file.
 //! - [`vfs`]: where names and bytes meet; [`fuse`]: the kernel's protocol and nothing else.
 //! - [`tools`]: check, clean and restore a volume, without mounting it.
+//! - `simulation` (tests only): seeded worlds of several clients with crashes and faults, on all of the layers but
+//!   `fuse` and `cli`.
 //! - [`config`]: what is stored about a volume and what a client was told; [`cli`]: the commands.
 //! - `fuzzing`: every decoder, for whoever throws bytes at it; not part of the program.
 
@@ -30,6 +32,8 @@ pub mod fuse;
 pub mod fuzzing;
 pub mod meta;
 pub mod object;
+#[cfg(test)]
+mod simulation;
 pub mod telemetry;
 pub mod tools;
 pub mod util;

@@ -18,6 +18,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("vfs", &["base", "util", "buf", "cache", "chunk", "object", "meta", "config", "telemetry"]),
     ("fuse", &["base", "util", "buf", "meta", "vfs", "telemetry", "config"]),
     ("fuzzing", &["base", "util", "buf", "cache", "chunk", "object", "meta", "vfs", "fuse", "config", "cli"]),
+    ("simulation", &["base", "util", "buf", "cache", "chunk", "object", "meta", "vfs", "config"]),
     ("tools", &["base", "util", "buf", "cache", "chunk", "object", "meta", "vfs"]),
     (
         "cli",
