@@ -251,10 +251,15 @@ impl Files {
         }
     }
 
-    /// Every file with uncommitted data, in the order of their numbers.
+    /// Every file with uncommitted data, or with data that was lost, in the order of their numbers.
     pub fn dirty(&self) -> Vec<Arc<File>> {
         let all = self.shards.iter().flat_map(|shard| shard.lock().values().cloned().collect::<Vec<_>>());
-        let mut dirty: Vec<Arc<File>> = all.filter(|file| !file.state().pending.is_empty()).collect();
+        let mut dirty: Vec<Arc<File>> = all
+            .filter(|file| {
+                let state = file.state();
+                !state.pending.is_empty() || state.error.is_some()
+            })
+            .collect();
         dirty.sort_by_key(|file| file.ino);
         dirty
     }
@@ -263,6 +268,15 @@ impl Files {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_lost_in_the_background_is_not_passed_over() {
+        let files = Files::default();
+        let file = files.enter(Ino(5));
+        assert!(files.dirty().is_empty());
+        file.state().error = Some(Errno::ENOSPC);
+        assert_eq!(files.dirty().len(), 1, "flushing all answers with its error");
+    }
 
     #[test]
     fn a_commit_that_ends_late_forgets_no_file_that_was_opened_meanwhile() {
