@@ -30,7 +30,14 @@ impl Place {
     fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
         command.current_dir(self.0.path());
-        for name in ["ACCESS_KEY", "SECRET_KEY", "SESSION_TOKEN", "META_PASSWORD", "JFS_NO_CHECK_OBJECT_STORAGE"] {
+        for name in [
+            "ACCESS_KEY",
+            "SECRET_KEY",
+            "SESSION_TOKEN",
+            "META_PASSWORD",
+            "JFS_NO_CHECK_OBJECT_STORAGE",
+            "JFS_RSA_PASSPHRASE",
+        ] {
             command.env_remove(name);
         }
         command
@@ -98,6 +105,40 @@ fn options_stand_anywhere() {
     let place = Place::new();
     place.ok("-q format sqlite3://meta.db --trash-days 7 vol -bucket objects");
     assert_eq!(place.record()["TrashDays"], 7);
+}
+
+#[test]
+fn an_encrypted_volume_keeps_its_key() {
+    let place = Place::new();
+    let key = |name: &str| {
+        format!("--encrypt-rsa-key {}/src/object/envelope/testkeys/{name}.pem", env!("CARGO_MANIFEST_DIR"))
+    };
+    let fails = |options: &str| place.fails(&format!("format sqlite3://meta.db vol --bucket objects {options}"));
+    let line = fails(&key("rsa-pkcs8-pbkdf2"));
+    assert!(line.contains("has a passphrase; put it into JFS_RSA_PASSPHRASE"), "{line}");
+    assert!(fails(&key("p256-pkcs8")).contains("SM2"));
+    assert!(!place.path().join("meta.db").exists(), "a mistake leaves nothing behind");
+    let line = fails(&format!("{} --encrypt-algo rot13", key("rsa-pkcs8")));
+    assert!(line.contains("unsupported cipher: \"rot13\""), "{line}");
+
+    let made = place.format(&format!("{} --encrypt-algo chacha20-rsa --secret-key hunter2", key("rsa-pkcs8")));
+    assert_eq!(made.code, 0, "{}", made.log);
+    assert!(!made.log.contains("PRIVATE KEY") && !made.log.contains("hunter2"), "{}", made.log);
+    let uuid = std::fs::read(place.path().join("objects/vol/juicefs_uuid")).expect("the volume's first object");
+    assert_eq!(uuid.len(), 36 + 287, "in its envelope");
+    // A script may format again with the same words; what would make the data unreadable is refused.
+    assert_eq!(place.format(&format!("{} --trash-days 3", key("rsa-pkcs8"))).code, 0);
+    assert!(fails(&key("sm2-pkcs8")).contains("cannot update volume encryption key"));
+    assert!(fails("--encrypt-algo aes256gcm-rsa").contains("from chacha20-rsa to aes256gcm-rsa"));
+    place.ok("config sqlite3://meta.db --secret-key hunter3 --bucket objects");
+    let record = place.record();
+    assert_eq!(
+        [&record["EncryptKey"], &record["SecretKey"], &record["EncryptAlgo"]],
+        ["removed", "removed", "chacha20-rsa"]
+    );
+    assert_eq!((&record["KeyEncrypted"], &record["TrashDays"]), (&true.into(), &3.into()));
+    let uuid = record["UUID"].as_str().expect("a text");
+    place.ok(&format!("destroy sqlite3://meta.db {uuid} --yes"));
 }
 
 #[test]

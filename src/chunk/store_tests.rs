@@ -6,7 +6,7 @@ use crate::cache::{CacheOptions, DiskOptions};
 use crate::object::file::FileStore;
 use crate::object::layer::fault::{FaultPlan, FaultStore};
 use crate::object::mem::MemStore;
-use crate::object::{ObjectStore, StackOptions, stack};
+use crate::object::{Encryption, Envelope, ObjectStore, StackOptions, stack};
 
 const BLOCK: u32 = 64 << 10;
 
@@ -87,6 +87,40 @@ async fn a_block_is_loaded_once_for_many_readers() {
     }
     assert_eq!(counted.requests(), 1);
     assert!(store.probe(SliceId(1), BLOCK, 5, 1000).is_some());
+}
+
+#[tokio::test]
+async fn of_an_encrypted_volume_a_small_read_loads_the_block_once() {
+    const KEY: &str = include_str!("../object/envelope/testkeys/rsa-pkcs8.pem"); // a test key, it guards nothing
+    let pool = pool();
+    let mem = Arc::new(MemStore::new());
+    let counted = Arc::new(FaultStore::new(mem.clone(), FaultPlan::default(), 1));
+    let encryption = Encryption { envelope: Arc::new(Envelope::new("", KEY, None).unwrap()), pool: pool.clone() };
+    let sealed = StackOptions { prefix: "v/".into(), encryption: Some(encryption), ..StackOptions::default() };
+    let objects = stack(vec![counted.clone()], &sealed).store;
+    let data = sample(BLOCK as usize);
+    for compression in [Compression::None, Compression::Lz4] {
+        write(&over(objects.clone(), 0, options(compression)), 1, &data).await;
+        for (cache_bytes, loads) in [(1 << 20, 1), (0, 3)] {
+            let store = over(objects.clone(), cache_bytes, options(compression));
+            let before = counted.requests();
+            for off in [1000, 40_000, 65_000] {
+                let part = &data[off as usize..off as usize + 100];
+                assert!(store.read(SliceId(1), BLOCK, off, 100).await.unwrap() == *part);
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            assert_eq!(counted.requests() - before, loads, "{compression:?}, cache of {cache_bytes} bytes");
+            assert_eq!(store.metrics().range_reads.load(Ordering::Relaxed), 0);
+        }
+    }
+    // What somebody changed in the bucket is a fault, whatever the codec would make of it.
+    let name = format!("v/chunks/0/0/1_0_{BLOCK}");
+    let mut bad = mem.get(&name, None).await.unwrap().into_bytes().to_vec();
+    *bad.last_mut().unwrap() ^= 1;
+    mem.put(&name, bad.into()).await.unwrap();
+    let store = over(objects, 1 << 20, options(Compression::Lz4));
+    let fault = store.read(SliceId(1), BLOCK, 1000, 100).await.unwrap_err();
+    assert_eq!(fault.kind(), FaultKind::Integrity);
 }
 
 #[tokio::test]

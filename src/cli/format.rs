@@ -7,11 +7,12 @@
 use super::open;
 use super::options::{StorageOptions, size_in_gib, size_in_kib};
 use crate::buf::Payload;
-use crate::config::volume::{OpenSecrets, VolumeFormat, check_name, round_block_kib};
+use crate::config::seal::data_key_passphrase;
+use crate::config::volume::{NewSecrets, VolumeFormat, check_name, round_block_kib};
 use crate::config::{ConfigResult, Secret, Size, client, volume};
-use crate::object::{ObjectStore, probe};
+use crate::object::{Envelope, ObjectStore, probe};
 use anyhow::{Context as _, bail};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -35,10 +36,10 @@ pub struct Args {
     /// Compression of blocks: none, lz4, zstd [default: none]
     #[arg(long, value_name = "ALGORITHM", help_heading = "Data format")]
     compress: Option<String>,
-    /// Private key for data encryption (not in this build)
+    /// Encrypt data; FILE is the private key, in PEM form (passphrase in JFS_RSA_PASSPHRASE)
     #[arg(long, value_name = "FILE", help_heading = "Data format")]
     encrypt_rsa_key: Option<PathBuf>,
-    /// Data encryption: aes256gcm-rsa, chacha20-rsa [default: aes256gcm-rsa]
+    /// Data encryption: aes256gcm-rsa, chacha20-rsa, sm4gcm [default: aes256gcm-rsa]
     #[arg(long, value_name = "ALGORITHM", help_heading = "Data format")]
     encrypt_algo: Option<String>,
     /// Put a hash in front of object names
@@ -85,12 +86,10 @@ fn from_environment(typed: Option<String>, variable: &str) -> Option<String> {
 
 pub async fn run(mut args: Args) -> anyhow::Result<()> {
     check_name(&args.name)?;
-    if args.encrypt_rsa_key.is_some() {
-        bail!("--encrypt-rsa-key: data encryption is not in this build yet");
-    }
     args.storage.access_key = from_environment(args.storage.access_key, "ACCESS_KEY");
     args.storage.secret_key = from_environment(args.storage.secret_key, "SECRET_KEY");
     args.storage.session_token = from_environment(args.storage.session_token, "SESSION_TOKEN");
+    let key = args.encrypt_rsa_key.as_deref().map(private_key).transpose()?;
     let uri = open::meta_uri(&args.meta)?;
     let meta = open::meta(&uri).await?;
     let stored = open::stored_format(&meta).await?;
@@ -99,9 +98,9 @@ pub async fn run(mut args: Args) -> anyhow::Result<()> {
             tracing::debug!(volume = stored.name, "the volume exists already");
             return Ok(());
         }
-        Some(stored) if !args.force => updated(stored, &args)?,
-        Some(stored) => new_volume(&args, stored.uuid.clone())?,
-        None => new_volume(&args, uuid::Uuid::new_v4().to_string())?,
+        Some(stored) if !args.force => updated(stored, &args, key)?,
+        Some(stored) => new_volume(&args, key, stored.uuid.clone())?,
+        None => new_volume(&args, key, uuid::Uuid::new_v4().to_string())?,
     };
     let untested = std::env::var_os("JFS_NO_CHECK_OBJECT_STORAGE").is_some();
     let store = open::objects(&format).context("object storage")?;
@@ -120,6 +119,15 @@ pub async fn run(mut args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The text of a private key, as it goes into the record: to the byte what is in the file.
+fn private_key(file: &Path) -> anyhow::Result<Secret> {
+    let unread = || format!("read the private key {}", file.display());
+    let text = std::fs::read_to_string(file).with_context(unread)?;
+    // Only to see that it can be used; the cipher is looked at with the rest of the record.
+    Envelope::new("", &text, data_key_passphrase().as_ref().map(Secret::expose)).with_context(unread)?;
+    Ok(Secret::new(text))
+}
+
 /// A prefix with somebody's objects under it is not ours to use.
 async fn refuse_occupied(store: &dyn ObjectStore) -> anyhow::Result<()> {
     // Test objects that a broken test left behind do not count, nor do empty directories of a file store.
@@ -136,7 +144,7 @@ async fn refuse_occupied(store: &dyn ObjectStore) -> anyhow::Result<()> {
     }
 }
 
-fn new_volume(args: &Args, uuid: String) -> anyhow::Result<VolumeFormat> {
+fn new_volume(args: &Args, key: Option<Secret>, uuid: String) -> anyhow::Result<VolumeFormat> {
     let mut format = VolumeFormat::new(args.name.clone(), uuid);
     format.shards = args.shards.unwrap_or(0);
     format.hash_prefix = args.hash_prefix;
@@ -145,13 +153,22 @@ fn new_volume(args: &Args, uuid: String) -> anyhow::Result<VolumeFormat> {
         format.bucket = client::default_dir("/var/jfs", "local").to_string_lossy().into_owned();
     }
     apply_changeable(&mut format, args)?;
+    if let Some(key) = key {
+        format.replace_secrets(NewSecrets { encrypt_key: Some(key), ..NewSecrets::default() }, true)?;
+    }
     format.check_new()?;
     Ok(format)
 }
 
 /// The stored record with what was given. What was given and is fixed for life is refused.
-fn updated(stored: &VolumeFormat, args: &Args) -> anyhow::Result<VolumeFormat> {
+fn updated(stored: &VolumeFormat, args: &Args, key: Option<Secret>) -> anyhow::Result<VolumeFormat> {
     stored.admit(volume::Access::Read)?;
+    // Scripts give the key whenever they format; the same one changes nothing.
+    if let Some(key) = key
+        && stored.open_secrets()?.encrypt_key != key
+    {
+        bail!("cannot update volume encryption key: what is written would not be readable any more");
+    }
     let mut format = stored.clone();
     format.name.clone_from(&args.name);
     apply_fixed(&mut format, args);
@@ -241,20 +258,13 @@ pub fn apply_storage(format: &mut VolumeFormat, given: &StorageOptions, seal: bo
     if given.secret_key.is_none() && given.session_token.is_none() {
         return Ok(());
     }
-    // A record whose secrets were stripped cannot be opened; setting them anew is the way out of that.
-    let mut secrets = if format.secret_key.expose() == crate::config::seal::REMOVED {
-        OpenSecrets::default()
-    } else {
-        format.open_secrets()?
+    let secret = |given: &Option<String>| given.clone().map(Secret::new);
+    let new = NewSecrets {
+        secret_key: secret(&given.secret_key),
+        session_token: secret(&given.session_token),
+        encrypt_key: None,
     };
-    if let Some(key) = &given.secret_key {
-        secrets.secret_key = Secret::new(key.clone());
-    }
-    if let Some(token) = &given.session_token {
-        secrets.session_token = Secret::new(token.clone());
-    }
-    let sealed = seal || format.key_encrypted;
-    format.set_secrets(&secrets, sealed)
+    format.replace_secrets(new, seal || format.key_encrypted)
 }
 
 /// The bucket of a file store: an absolute path that ends in `/`.

@@ -10,6 +10,7 @@ pub mod effective;
 pub mod seal;
 pub mod units;
 pub mod uri;
+pub mod version;
 pub mod volume;
 
 pub use client::ClientSettings;

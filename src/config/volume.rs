@@ -8,22 +8,16 @@
 //! [`VolumeFormat::admit`] decides whether this build may use the volume at all.
 
 use super::seal::{self, REMOVED, Secret};
+pub use super::version::{COMPATIBLE_VERSION, SESSION_VERSION, Version};
 use super::{ConfigError, ConfigResult};
 use serde::Serialize;
 use serde_json::ser::PrettyFormatter;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::str::FromStr;
 
 /// The newest layout of the metadata that we know.
 pub const META_VERSION: i64 = 1;
-
-/// What we are for the version gates of a volume: this build follows the rules of the peer's 1.4.2.
-pub const COMPATIBLE_VERSION: &str = "1.4.2";
-
-/// The version text of a session record: the part before `+` is what peers compare, the rest tells people who we are.
-pub const SESSION_VERSION: &str = concat!("1.4.2+sluicefs-", env!("CARGO_PKG_VERSION"));
 
 /// Objects of one slice stay countable and one block still fits a request: the peer's bounds, in KiB.
 const BLOCK_KIB_MIN: u64 = 64;
@@ -146,6 +140,14 @@ pub struct OpenSecrets {
     pub secret_key: Secret,
     pub session_token: Secret,
     pub encrypt_key: Secret,
+}
+
+/// Secrets to put in the place of stored ones; what is `None` stays.
+#[derive(Clone, Debug, Default)]
+pub struct NewSecrets {
+    pub secret_key: Option<Secret>,
+    pub session_token: Option<Secret>,
+    pub encrypt_key: Option<Secret>,
 }
 
 /// What a client wants to do with a volume.
@@ -445,33 +447,43 @@ impl VolumeFormat {
 
     /// Opens the three secrets.
     pub fn open_secrets(&self) -> ConfigResult<OpenSecrets> {
-        let open = |secret: &Secret, field| {
-            if self.key_encrypted {
-                seal::open(secret, &self.uuid, &self.encrypt_algo, field)
-            } else if secret.expose() == REMOVED {
-                Err(ConfigError::new(format!(
-                    "the {field} of this volume was removed when it was dumped; set it again with the \"config\" command"
-                )))
-            } else {
-                Ok(secret.clone())
-            }
-        };
         Ok(OpenSecrets {
-            secret_key: open(&self.secret_key, "secret key")?,
-            session_token: open(&self.session_token, "session token")?,
-            encrypt_key: open(&self.encrypt_key, "encryption key")?,
+            secret_key: self.open_secret(&self.secret_key, "secret key")?,
+            session_token: self.open_secret(&self.session_token, "session token")?,
+            encrypt_key: self.open_secret(&self.encrypt_key, "encryption key")?,
         })
+    }
+
+    fn open_secret(&self, stored: &Secret, field: &str) -> ConfigResult<Secret> {
+        match stored.expose() {
+            REMOVED => Err(seal::removed(field)),
+            _ if self.key_encrypted => seal::open(stored, &self.uuid, &self.encrypt_algo, field),
+            _ => Ok(stored.clone()),
+        }
     }
 
     /// Stores secrets, sealed when `sealed`. A volume without any secret is not marked as sealed, as the peer does it.
     pub fn set_secrets(&mut self, secrets: &OpenSecrets, sealed: bool) -> ConfigResult<()> {
-        let any =
-            !(secrets.secret_key.is_empty() && secrets.session_token.is_empty() && secrets.encrypt_key.is_empty());
-        let store = |secret: &Secret| {
-            if sealed { seal::seal(secret, &self.uuid, &self.encrypt_algo) } else { Ok(secret.clone()) }
+        let OpenSecrets { secret_key, session_token, encrypt_key } = secrets.clone();
+        let all = [secret_key, session_token, encrypt_key].map(Some);
+        let [secret_key, session_token, encrypt_key] = all;
+        self.replace_secrets(NewSecrets { secret_key, session_token, encrypt_key }, sealed)
+    }
+
+    /// Stores some secrets, and all of them sealed when `sealed`. Of the others nothing is lost: one that was stripped
+    /// by a dump, and so cannot be opened, stays marked as such.
+    pub fn replace_secrets(&mut self, new: NewSecrets, sealed: bool) -> ConfigResult<()> {
+        let store = |new: Option<Secret>, stored: &Secret, field| match new {
+            None if stored.expose() == REMOVED || sealed == self.key_encrypted => Ok(stored.clone()),
+            None if !sealed => self.open_secret(stored, field),
+            None => seal::seal(&self.open_secret(stored, field)?, &self.uuid, &self.encrypt_algo),
+            Some(new) if sealed => seal::seal(&new, &self.uuid, &self.encrypt_algo),
+            Some(new) => Ok(new),
         };
-        let (secret_key, session_token, encrypt_key) =
-            (store(&secrets.secret_key)?, store(&secrets.session_token)?, store(&secrets.encrypt_key)?);
+        let secret_key = store(new.secret_key, &self.secret_key, "secret key")?;
+        let session_token = store(new.session_token, &self.session_token, "session token")?;
+        let encrypt_key = store(new.encrypt_key, &self.encrypt_key, "encryption key")?;
+        let any = ![&secret_key, &session_token, &encrypt_key].into_iter().all(Secret::is_empty);
         (self.secret_key, self.session_token, self.encrypt_key) = (secret_key, session_token, encrypt_key);
         self.key_encrypted = sealed && any;
         Ok(())
@@ -511,9 +523,7 @@ impl VolumeFormat {
             ));
         }
         if self.is_encrypted() {
-            return refuse(
-                "the data of this volume is encrypted, which this build cannot read or write yet; mount it with JuiceFS".into(),
-            );
+            check_cipher(&self.encrypt_algo)?;
         }
         check_compression(&self.compression)?;
         check_block_kib(self.block_size_kib)?;
@@ -531,6 +541,7 @@ impl VolumeFormat {
     pub fn check_new(&self) -> ConfigResult<()> {
         check_name(&self.name)?;
         check_compression(&self.compression)?;
+        check_cipher(&self.encrypt_algo)?;
         check_block_kib(self.block_size_kib)?;
         if self.shards > 256 {
             return Err(ConfigError::new("too many shards: at most 256 are possible"));
@@ -561,6 +572,8 @@ impl VolumeFormat {
         same("compression", plain_compression(&stored.compression), plain_compression(&self.compression))?;
         same("shards", stored.shards.max(1), self.shards.max(1))?;
         same("hash prefix", stored.hash_prefix, self.hash_prefix)?;
+        // Also of a volume that is not encrypted: its secrets are sealed by it.
+        same("encryption algorithm", &stored.encrypt_algo, &self.encrypt_algo)?;
         same("meta version", stored.meta_version, self.meta_version)
     }
 
@@ -583,6 +596,15 @@ fn check_compression(name: &str) -> ConfigResult<()> {
     match plain_compression(name).as_str() {
         "none" | "lz4" | "zstd" => Ok(()),
         _ => Err(ConfigError::new(format!("unsupported compress algorithm: \"{name}\"; lz4, zstd and none are known"))),
+    }
+}
+
+fn check_cipher(name: &str) -> ConfigResult<()> {
+    match name {
+        "" | "aes256gcm-rsa" | "chacha20-rsa" | "sm4gcm" => Ok(()),
+        _ => Err(ConfigError::new(format!(
+            "unsupported cipher: \"{name}\"; aes256gcm-rsa, chacha20-rsa and sm4gcm are known"
+        ))),
     }
 }
 
@@ -655,65 +677,6 @@ pub fn go_json(value: &Value, indent: &str) -> String {
     }
 }
 
-/// A client version: `major.minor.patch[-prerelease][+build]`. The order is that of the version gates: the build does not
-/// count, a version without prerelease is above one with, two prereleases compare as text.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Version {
-    numbers: [u64; 3],
-    prerelease: Option<String>,
-}
-
-impl Version {
-    /// What this client counts as.
-    pub fn ours() -> Version {
-        COMPATIBLE_VERSION.parse().expect("our own version is well-formed")
-    }
-}
-
-impl FromStr for Version {
-    type Err = ConfigError;
-
-    fn from_str(text: &str) -> ConfigResult<Version> {
-        let parse = || {
-            let text = text.strip_prefix('v').unwrap_or(text);
-            let core = text.split_once('+').map_or(text, |(core, _)| core);
-            let (numbers, prerelease) = match core.split_once('-') {
-                Some((numbers, prerelease)) => (numbers, Some(prerelease.to_string())),
-                None => (core, None),
-            };
-            let mut parts = numbers.split('.').map(|n| n.parse::<u64>().ok());
-            let numbers = [parts.next()??, parts.next()??, parts.next()??];
-            if parts.next().is_some() { None } else { Some(Version { numbers, prerelease }) }
-        };
-        parse().ok_or_else(|| ConfigError::new(format!("invalid version string: {text}")))
-    }
-}
-
-impl Ord for Version {
-    fn cmp(&self, other: &Version) -> std::cmp::Ordering {
-        self.numbers.cmp(&other.numbers).then_with(|| match (&self.prerelease, &other.prerelease) {
-            (None, None) => std::cmp::Ordering::Equal,
-            (None, Some(_)) => std::cmp::Ordering::Greater,
-            (Some(_), None) => std::cmp::Ordering::Less,
-            (Some(a), Some(b)) => a.cmp(b),
-        })
-    }
-}
-
-impl PartialOrd for Version {
-    fn partial_cmp(&self, other: &Version) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [major, minor, patch] = self.numbers;
-        write!(f, "{major}.{minor}.{patch}")?;
-        self.prerelease.iter().try_for_each(|pre| write!(f, "-{pre}"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -748,6 +711,36 @@ mod tests {
         format.secret_key = stored().secret_key;
         assert_eq!(String::from_utf8(format.to_json()).unwrap(), STORED);
         format.check_new().unwrap();
+    }
+
+    #[test]
+    fn a_secret_is_replaced_without_losing_the_others() {
+        let mut format = stored();
+        let only = |key: &str| NewSecrets { encrypt_key: Some(Secret::new(key)), ..NewSecrets::default() };
+        format.replace_secrets(only("PEM"), true).unwrap();
+        let opened = format.open_secrets().unwrap();
+        assert_eq!((opened.secret_key.expose(), opened.encrypt_key.expose()), ("SKTEST", "PEM"));
+        // What a dump stripped stays so until it is given, and the key of the data stays what it was.
+        let sealed = format.encrypt_key.clone();
+        format.secret_key = Secret::new(REMOVED);
+        assert!(format.open_secrets().unwrap_err().to_string().contains("config"));
+        let token = NewSecrets { session_token: Some(Secret::new("T")), ..NewSecrets::default() };
+        format.replace_secrets(token, true).unwrap();
+        assert_eq!((format.secret_key.expose(), &format.encrypt_key), (REMOVED, &sealed));
+        let key = NewSecrets { secret_key: Some(Secret::new("NEW")), ..NewSecrets::default() };
+        format.replace_secrets(key, true).unwrap();
+        let opened = format.open_secrets().unwrap();
+        assert_eq!(
+            [&opened.secret_key, &opened.session_token, &opened.encrypt_key].map(Secret::expose),
+            ["NEW", "T", "PEM"]
+        );
+        // Plain secrets become sealed together.
+        let mut plain = stored();
+        plain.set_secrets(&opened, false).unwrap();
+        assert!(!plain.key_encrypted && plain.encrypt_key.expose() == "PEM");
+        plain.replace_secrets(NewSecrets::default(), true).unwrap();
+        assert!(plain.key_encrypted && plain.encrypt_key.expose() != "PEM");
+        assert_eq!(plain.open_secrets().unwrap(), opened);
     }
 
     #[test]
@@ -839,7 +832,8 @@ mod tests {
         assert!(refused(|f| f.min_client_version = "1.5.0-A".into(), Access::Read).contains("1.5.0-A or newer"));
         assert!(refused(|f| f.max_client_version = "1.4.1".into(), Access::Read).contains("1.4.1 or older"));
         assert!(refused(|f| f.min_client_version = "one".into(), Access::Read).contains("version string"));
-        assert!(refused(|f| f.encrypt_key = Secret::new("k"), Access::Read).contains("encrypted"));
+        let unknown = |f: &mut VolumeFormat| (f.encrypt_key, f.encrypt_algo) = (Secret::new("k"), "rot13".into());
+        assert!(refused(unknown, Access::Read).contains("rot13"));
         assert!(refused(|f| f.compression = "brotli".into(), Access::Read).contains("brotli"));
         assert!(refused(|f| f.block_size_kib = 0, Access::Read).contains("block size"));
         assert!(refused(|f| f.change_log = true, Access::Write).contains("change log"));
@@ -878,6 +872,7 @@ mod tests {
             Err("cannot update volume compression from none to lz4".into())
         );
         assert!(text(|f| f.shards = 4).is_err() && text(|f| f.hash_prefix = true).is_err());
+        assert!(text(|f| f.encrypt_algo = "sm4gcm".into()).is_err());
         assert_eq!(text(|f| (f.trash_days, f.bucket, f.compression) = (9, "x".into(), String::new())), Ok(()));
     }
 

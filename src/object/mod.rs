@@ -9,9 +9,10 @@
 //! - [`layer`]: decorators, each one subject; [`stack`] joins them in the one right order.
 //! - [`probe`]: the write-and-read-back test that `format` and `mount --check-storage` make.
 //!
-//! An encrypting layer (`spec/data.md` 5.1) will stand between `prefix` and `retry` and report `ranges: false`, since
-//! an envelope cannot be read in part; nothing above has to change for it.
+//! Every object of an encrypted volume lies in an [`envelope`], which a layer puts on and takes off. An envelope cannot
+//! be read in part, so the store of such a volume reports `ranges: false`; nothing else above has to know.
 
+pub mod envelope;
 pub mod file;
 pub mod layer;
 pub mod mem;
@@ -20,6 +21,8 @@ pub mod service;
 mod sigv4;
 pub mod stack;
 
+pub use envelope::Envelope;
+pub use layer::encrypt::Encryption;
 pub use layer::metrics::ObjectMetrics;
 pub use place::Place;
 pub use service::open;

@@ -1,15 +1,17 @@
 //! The order of the layers around a store, in one place.
 //!
 //! ```text
-//! prefix ─► (encrypt) ─► retry ─► limit ─► deadline ─► metrics ─► shard ─► store …
+//! prefix ─► encrypt ─► retry ─► limit ─► deadline ─► metrics ─► shard ─► store …
 //! ```
 //!
 //! Read from the inside: *shard* needs the full key, volume name included, so it stands below *prefix*. *Metrics* see
 //! every single request, so they stand below *retry*. The *deadline* bounds one request and not the wait for a slot,
-//! so it stands below *limit*. A slot is not held while a retry waits, so *retry* stands above *limit*. *Encrypt*, when
-//! it comes, works once for all tries and must see keys only as the volume does.
+//! so it stands below *limit*. A slot is not held while a retry waits, so *retry* stands above *limit*. *Encrypt*, which
+//! only encrypted volumes have, works once for all tries, so it stands above *retry*; what is checked below it (the
+//! checksum of an object) is then checked, and tried again, before anything is opened.
 
 use super::layer::deadline::Deadline;
+use super::layer::encrypt::{Encrypted, Encryption};
 use super::layer::limit::{Limited, Limits};
 use super::layer::metrics::{Metered, ObjectMetrics};
 use super::layer::prefix::Prefix;
@@ -24,6 +26,8 @@ use std::time::Duration;
 pub struct StackOptions {
     /// Put before every key, with its final `/`; the volume's name.
     pub prefix: String,
+    /// How the objects of an encrypted volume are sealed.
+    pub encryption: Option<Encryption>,
     pub max_downloads: usize,
     pub max_uploads: usize,
     pub max_deletes: usize,
@@ -42,6 +46,7 @@ impl Default for StackOptions {
     fn default() -> StackOptions {
         StackOptions {
             prefix: String::new(),
+            encryption: None,
             max_downloads: 200,
             max_uploads: 20,
             max_deletes: 10,
@@ -82,6 +87,10 @@ pub fn stack(mut stores: Vec<SharedStore>, options: &StackOptions) -> Stack {
     let store = wrap(store, |s| Deadline::new(s, options.get_timeout, options.put_timeout));
     let store = wrap(store, |s| Limited::new(s, limits.clone()));
     let store = wrap(store, |s| Retry::new(s, options.retries, options.retry_unit));
+    let store = match &options.encryption {
+        Some(encryption) => wrap(store, |s| Encrypted::new(s, encryption.clone())),
+        None => store,
+    };
     let store = if options.prefix.is_empty() { store } else { wrap(store, |s| Prefix::new(s, options.prefix.clone())) };
     Stack { store, metrics, limits }
 }

@@ -9,6 +9,7 @@ use crate::buf::{Budget, Pool};
 use crate::cache::{BlockCache, CacheOptions, DiskOptions, Eviction, Verify};
 use crate::chunk::{ChunkOptions, ChunkStore, Compression};
 use crate::config::client::{CacheChecksum, CacheDirs, CacheEviction, ClientSettings};
+use crate::config::seal::{Secret, data_key_passphrase};
 use crate::config::units::Bandwidth;
 use crate::config::uri::MetaUri;
 use crate::config::volume::{Access, SESSION_VERSION, VolumeFormat};
@@ -19,6 +20,7 @@ use crate::meta::{Caller, Meta, MetaSettings, Rules, outside};
 use crate::object::place::Place;
 use crate::object::service;
 use crate::object::stack::{Stack, StackOptions, stack};
+use crate::object::{Encryption, Envelope};
 use crate::util::clock::{SharedClock, SystemClock};
 use crate::util::task::{Job, StopSignal, Tasks};
 use async_trait::async_trait;
@@ -95,6 +97,14 @@ pub fn open_objects(format: &VolumeFormat, settings: &ClientSettings, pool: &Arc
         shards: format.shards,
         storage_class: settings.storage_class.clone().unwrap_or_else(|| format.storage_class().to_owned()),
     };
+    let encryption = if format.is_encrypted() {
+        let passphrase = data_key_passphrase();
+        let passphrase = passphrase.as_ref().map(Secret::expose);
+        let envelope = Envelope::new(&format.encrypt_algo, secrets.encrypt_key.expose(), passphrase)?;
+        Some(Encryption { envelope: Arc::new(envelope), pool: pool.clone() })
+    } else {
+        None
+    };
     if format.tiers.get(&0).is_some_and(|tier| !tier.tag.is_empty()) {
         tracing::warn!("the objects that this client writes do not get the volume's tag: that is not in this build");
     }
@@ -102,6 +112,7 @@ pub fn open_objects(format: &VolumeFormat, settings: &ClientSettings, pool: &Arc
     let mbps = |own: Option<Bandwidth>, volume: i64| u64::try_from(own.map_or(volume, |own| own.0)).unwrap_or(0);
     let options = StackOptions {
         prefix: format!("{}/", format.name),
+        encryption,
         max_downloads: settings.max_downloads as usize,
         max_uploads: settings.max_uploads as usize,
         max_deletes: (settings.max_deletes as usize).max(1),

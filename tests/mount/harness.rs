@@ -215,6 +215,12 @@ impl Volume {
         Volume { name, meta_url, dir, store: Store::File, s3_port: None, objects: None, redis, env }
     }
 
+    /// All commands on this volume get a variable in their environment.
+    pub fn with_env(mut self, name: &str, value: &str) -> Volume {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+
     pub fn run_format(&self, binary: impl AsRef<Path>, store: Store, options: &[&str]) {
         let (storage, bucket) = match store {
             Store::File => {

@@ -1,5 +1,6 @@
 //! Volumes cross between SluiceFS and the peer (JuiceFS 1.4.2) in both directions: equal bytes, attributes, extended
-//! attributes, ACLs and link counts, and nothing for the peer's `fsck` to complain about.
+//! attributes, ACLs and link counts, and nothing for the peer's `fsck` to complain about. So do encrypted ones, with
+//! the keys of `src/object/envelope/testkeys`.
 
 use crate::harness::{Engine, Mount, SLUICE, Store, Volume, output, program, ready, run, sh};
 use std::path::PathBuf;
@@ -80,12 +81,15 @@ fn is_whole(volume: &Volume) {
 }
 
 fn crosses(engine: Engine, from_peer: bool) {
-    if !prepared(engine) {
-        return;
+    if prepared(engine) {
+        carry(&Volume::unformatted(engine), from_peer, &["--enable-acl", "--trash-days", "1"]);
     }
+}
+
+/// One side formats and fills the volume, the other one reads it and goes on, the first one reads what came of it.
+fn carry(volume: &Volume, from_peer: bool, format: &[&str]) {
     let (first, second) = if from_peer { (peer(), PathBuf::from(SLUICE)) } else { (PathBuf::from(SLUICE), peer()) };
-    let volume = Volume::unformatted(engine);
-    volume.run_format(&first, Store::File, &["--enable-acl", "--trash-days", "1"]);
+    volume.run_format(&first, Store::File, format);
     let written = {
         let mount = volume.mount_with(&first, &["--enable-xattr"]);
         fill(&mount);
@@ -131,4 +135,58 @@ fn we_read_the_peers_sqlite_volume() {
 #[test]
 fn we_read_the_peers_redis_volume() {
     crosses(Engine::Redis, true);
+}
+
+/// An encrypted volume with a key that has a passphrase.
+fn crosses_encrypted(key: &str, algorithm: &str, compression: &str, from_peer: bool) {
+    if !prepared(Engine::Sqlite) {
+        return;
+    }
+    let volume = Volume::unformatted(Engine::Sqlite).with_env("JFS_RSA_PASSPHRASE", "test-passphrase");
+    let key = format!("{}/src/object/envelope/testkeys/{key}.pem", env!("CARGO_MANIFEST_DIR"));
+    let options = ["--encrypt-rsa-key", &key, "--encrypt-algo", algorithm, "--compress", compression, "--enable-acl"];
+    carry(&volume, from_peer, &options);
+    // The record shows no key, and nobody gets in without the passphrase, or with another one.
+    let status = volume.sluice(&["status", &volume.meta_url]);
+    assert!(status.contains(r#""EncryptKey": "removed""#) && status.contains(algorithm), "{status}");
+    let point = volume.dir.path().join("nowhere");
+    std::fs::create_dir(&point).expect("a mount point");
+    for wrong in ["", "hunter2"] {
+        let mut command = volume.command(SLUICE);
+        command.env("JFS_RSA_PASSPHRASE", wrong).args(["mount", "-d", "--log"]).arg(volume.dir.path().join("log"));
+        let output = command.arg(&volume.meta_url).arg(&point).output().expect("mount runs");
+        let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(!output.status.success(), "mounted with the passphrase {wrong:?}");
+        assert!(said.contains("JFS_RSA_PASSPHRASE") && !said.contains("hunter2"), "{said}");
+    }
+}
+
+#[test]
+fn we_read_the_peers_aes_volume() {
+    crosses_encrypted("rsa-pkcs1-aes256", "aes256gcm-rsa", "none", true);
+}
+
+#[test]
+fn the_peer_reads_our_aes_volume_with_lz4() {
+    crosses_encrypted("rsa-pkcs8-pbkdf2", "aes256gcm-rsa", "lz4", false);
+}
+
+#[test]
+fn we_read_the_peers_chacha_volume_with_lz4() {
+    crosses_encrypted("rsa-pkcs1-aes256", "chacha20-rsa", "lz4", true);
+}
+
+#[test]
+fn the_peer_reads_our_chacha_volume() {
+    crosses_encrypted("rsa-pkcs1-aes256", "chacha20-rsa", "none", false);
+}
+
+#[test]
+fn we_read_the_peers_sm4_volume_with_an_sm2_key() {
+    crosses_encrypted("sm2-pkcs8-pbkdf2", "sm4gcm", "zstd", true);
+}
+
+#[test]
+fn the_peer_reads_our_sm4_volume_with_an_sm2_key() {
+    crosses_encrypted("sm2-pkcs8-pbkdf2", "sm4gcm", "none", false);
 }
