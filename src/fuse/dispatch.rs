@@ -542,7 +542,8 @@ impl Dispatcher {
         let mut pause = LOCK_PAUSE_FIRST;
         loop {
             let stop = match self.vfs.setlk(ino, owner, lock.start, lock.end, kind, lock.pid, false).await {
-                Ok(()) => return Ok(Answer::Done),
+                Ok(()) if kind == LockKind::Unlock => return Ok(Answer::Done),
+                Ok(()) => return Ok(Answer::Locked(ino)),
                 Err(stop) => stop,
             };
             let Some(until) = wait_until else { return Err(stop) };

@@ -610,6 +610,13 @@ impl Slot {
     fn answer(self, answer: Answer, kernel: &Kernel) {
         match (self, answer) {
             (Slot::Empty(reply), Answer::Done) => reply.ok(),
+            (Slot::Empty(reply), Answer::Locked(ino)) => {
+                // Whoever looks at the length under the lock sees what the last holder left.
+                if let Some(notices) = kernel.notices.get() {
+                    notices.forget_attributes(ino);
+                }
+                reply.ok();
+            }
             (Slot::Entry(reply), Answer::Node(node)) => {
                 kernel.told.note_attr(node.ino, &node.attr);
                 reply.entry_with_ttls(

@@ -144,7 +144,7 @@ pub fn arguments(request: &Request<'_>) -> String {
 /// `: (result)`, ` [fh:n]`, or nothing.
 pub fn result(answer: &Answer) -> String {
     match answer {
-        Answer::Done | Answer::NoNode(_) | Answer::Written(_) => String::new(),
+        Answer::Done | Answer::Locked(_) | Answer::NoNode(_) | Answer::Written(_) => String::new(),
         Answer::Node(node) | Answer::Attr(node) => format!(": {}", entry(node)),
         Answer::Created(node, opening) => format!(": {} [fh:{}]", entry(node), opening.handle.0),
         Answer::Opened(opening) => format!(" [fh:{}]", opening.handle.0),

@@ -288,6 +288,8 @@ pub struct Space {
 #[derive(Debug)]
 pub enum Answer {
     Done,
+    /// A lock was taken: what the kernel believes of the file's attributes is from before that.
+    Locked(Ino),
     Node(Node),
     /// There is no such name, and the kernel may believe so for this long.
     NoNode(Duration),

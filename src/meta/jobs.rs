@@ -9,7 +9,7 @@
 use super::engine::{Change, Cursor, Scan};
 use super::reclaim::{Removal, SliceRemover, unreference, unreferenced};
 use super::record::{Counter, Key, Record};
-use super::session::clamp_heartbeat;
+use super::session::{DEFAULT_HEARTBEAT, clamp_heartbeat, unheard};
 use super::txn::{DelayedSlicesOf, Operation, Settled, Tx};
 use super::{Meta, outside};
 use crate::base::{Ino, Outcome, SliceId};
@@ -31,8 +31,6 @@ const SECONDS_PER_DAY: i64 = 86_400;
 /// Names removed from the trash at once: the mount's own requests go before.
 const PURGE_THREADS: usize = 4;
 const SCAN_PAGE: usize = 1000;
-/// Without a heartbeat of its own a client looks for dead ones at the peer's default pace.
-const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(12);
 
 /// One sort of background job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +94,7 @@ impl Timed {
         let removal = self.removal.until(turn.clone());
         let work = async {
             match self.chore {
-                Chore::StaleSessions => self.meta.clean_stale_sessions(&turn).await,
+                Chore::StaleSessions => self.meta.clean_stale_sessions(unheard(self.period), &turn).await,
                 Chore::DeletedFiles => self.meta.clean_deleted_files(&removal).await,
                 Chore::Slices => self.meta.clean_slices(&removal).await,
                 Chore::Trash => self.meta.clean_trash(&removal).await,
@@ -168,6 +166,7 @@ impl Meta {
         if self.settings().read_only {
             return Vec::new();
         }
+        // Without a heartbeat of its own a client looks for dead ones at the default pace.
         let heartbeat = match clamp_heartbeat(heartbeat) {
             Duration::ZERO => DEFAULT_HEARTBEAT,
             beat => beat,

@@ -108,6 +108,8 @@ pub struct Meta {
     session: AtomicU64,
     /// The session's description as stored, to register again with.
     session_info: Mutex<Bytes>,
+    /// Sessions of this client that others cleaned, and for how many heartbeats they are still looked after.
+    former_sessions: Mutex<Vec<(SessionId, u32)>>,
     inodes: IdPool,
     slices: IdPool,
     open: open::OpenFiles,
@@ -130,6 +132,7 @@ impl Meta {
             rules: RwLock::new(rules),
             session: AtomicU64::new(0),
             session_info: Mutex::default(),
+            former_sessions: Mutex::default(),
             open: open::OpenFiles::default(),
             trash: trash::TrashCache::default(),
             rule_book: RuleBook::default(),
@@ -167,7 +170,7 @@ impl Meta {
 
     /// The registered session, or 0 when there is none.
     pub fn session(&self) -> SessionId {
-        SessionId(self.session.load(Ordering::Relaxed))
+        SessionId(self.session.load(Ordering::Acquire))
     }
 
     /// Runs one operation to its end.

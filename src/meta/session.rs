@@ -2,9 +2,14 @@
 //! (`spec/metadata.md` section 5).
 //!
 //! A session is a number, a time until which it is believed alive, and a description. Whoever finds the time past
-//! (the peer's clients too) cleans up: locks are dropped, sustained files released, the records removed. A client
-//! that was away for too long learns so at its next heartbeat, and its caller is told, because what others did
-//! meanwhile cannot be undone.
+//! (the peer's clients too) cleans up: locks are dropped, sustained files released, the records removed.
+//!
+//! A client that was away for too long (stopped, suspended, cut off) must not go on as if nothing had happened: others
+//! may hold its locks now, and what it has stored but not committed may be gone. So a number that was cleaned never
+//! comes back: commits of data name the session that they were begun in and fail when it is gone, the next heartbeat
+//! tells the caller and registers anew under another number. Our clients claim a session, by an expiry of zero, before
+//! they take anything from it, and so a heartbeat and a clean-up never both succeed; the peer's cannot be kept from
+//! cleaning a session that comes back at that very moment.
 
 use super::engine::{Change, Scan};
 use super::open::Release;
@@ -23,11 +28,18 @@ use std::time::Duration;
 const HEARTBEATS_ALIVE: i64 = 5;
 /// Without heartbeats a session is believed alive for a year.
 const ALIVE_FOREVER_SECONDS: i64 = 365 * 86_400;
+/// For so many heartbeats a session that looks past is watched before it is cleaned.
+const HEARTBEATS_UNHEARD: u32 = 3;
+/// The heartbeat of a client that says nothing else.
+pub(super) const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(12);
 const HEARTBEAT_MIN: Duration = Duration::from_secs(1);
 const HEARTBEAT_MAX: Duration = Duration::from_secs(600);
 /// Stale sessions cleaned in one go.
 const STALE_MAX: usize = 1000;
 const SCAN_PAGE: usize = 1000;
+/// For so many heartbeats a session of ours that others cleaned is cleaned after them: what was under way in it may
+/// still have stored records. Longer than any operation takes.
+const SWEEPS: u32 = 5;
 
 /// Who this client is: the session-info document, in the peer's words.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,8 +83,8 @@ pub enum SessionNews {
     Setting(Bytes),
     /// There is no format document any more: the volume was destroyed.
     SettingGone,
-    /// Other clients took this one for dead: its locks and its open files without names may be gone. The session is
-    /// registered again.
+    /// Other clients took this one for dead: its locks and its open files without names are gone, and nothing that
+    /// was begun in the session can be committed any more. Told before this client is registered under a new number.
     WasDead,
 }
 
@@ -95,39 +107,89 @@ struct PutSession {
     sid: SessionId,
     expire: i64,
     info: Bytes,
-    /// Registering for the first time: the number must be free.
+    /// Registering for the first time: the number must be free. Otherwise it must still be ours.
     new: bool,
 }
 
-/// What a registration found under its number.
+/// What became of a registration or of a heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Found {
-    Ours,
-    Nothing,
+enum Put {
+    Done,
+    /// The number is somebody else's.
     Taken,
+    /// The session was cleaned, or is about to be.
+    Gone,
+}
+
+/// The expiry of a session that is being cleaned: past for everybody, and never written by a heartbeat.
+const CLAIMED: i64 = 0;
+
+fn is_alive(session: &Session) -> bool {
+    session.expire != CLAIMED
+}
+
+/// The wish for a session, if there is one, to hand to `require_alive`. Guarded whole: the rare commit that meets a
+/// heartbeat is tried again.
+pub(in crate::meta) fn session_of(session: SessionId) -> Vec<SessionOf> {
+    (session.0 > 0).then_some(SessionOf(session)).into_iter().collect()
+}
+
+/// EIO when one of the sessions, as loaded, is gone or about to be: what was begun in it must not be committed.
+pub(in crate::meta) fn require_alive(sessions: &[Option<Session>]) -> Outcome<()> {
+    if sessions.iter().all(|session| session.as_ref().is_some_and(is_alive)) { Ok(()) } else { Err(Errno::EIO.into()) }
 }
 
 impl Operation for PutSession {
     const NAME: &'static str = "put_session";
-    type Output = Found;
+    type Output = Put;
 
-    async fn run(&self, tx: &mut Tx<'_>) -> Outcome<Found> {
-        let found = match tx.load(SessionOf(self.sid)).await? {
-            Some(_) if self.new => return Ok(Found::Taken),
-            Some(session) if !session.info.is_empty() => Found::Ours,
-            _ => Found::Nothing,
-        };
+    async fn run(&self, tx: &mut Tx<'_>) -> Outcome<Put> {
+        match tx.load(SessionOf(self.sid)).await? {
+            Some(_) if self.new => return Ok(Put::Taken),
+            None if !self.new => return Ok(Put::Gone),
+            Some(session) if !is_alive(&session) || session.info.is_empty() => return Ok(Put::Gone),
+            _ => {}
+        }
         let session = Session { expire: self.expire, info: self.info.clone() };
         tx.change(Change::Put(Key::Session(self.sid), Record::Session(session)));
-        Ok(found)
+        Ok(Put::Done)
     }
 
-    async fn settle(&self, tx: &mut Tx<'_>) -> Outcome<Settled<Found>> {
+    async fn settle(&self, tx: &mut Tx<'_>) -> Outcome<Settled<Put>> {
         let ours = Session { expire: self.expire, info: self.info.clone() };
         Ok(match tx.load(SessionOf(self.sid)).await? {
-            Some(session) if session == ours => Settled::Applied(Found::Ours),
+            Some(session) if session == ours => Settled::Applied(Put::Done),
             _ => Settled::NotApplied,
         })
+    }
+}
+
+/// Takes a session for cleaning that has this expiry. False when it was heard of since, or is gone.
+struct ClaimSession {
+    sid: SessionId,
+    expire: i64,
+}
+
+impl Operation for ClaimSession {
+    const NAME: &'static str = "claim_session";
+    type Output = bool;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Outcome<bool> {
+        match tx.load(SessionOf(self.sid)).await? {
+            Some(session) if session.expire == self.expire || session.expire == CLAIMED => {
+                if is_alive(&session) {
+                    let claimed = Session { expire: CLAIMED, ..session };
+                    tx.change(Change::Put(Key::Session(self.sid), Record::Session(claimed)));
+                }
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// A claim is the same whoever made it.
+    async fn settle(&self, _tx: &mut Tx<'_>) -> Outcome<Settled<bool>> {
+        Ok(Settled::NotApplied)
     }
 }
 
@@ -173,22 +235,16 @@ impl Operation for DropLocks {
     }
 }
 
-/// Removes the record of a session, unless it came back to life.
-struct DropSession {
-    sid: SessionId,
-    /// Only when it expired before this; `None`: in any case.
-    expired_before: Option<i64>,
-}
+/// Removes the record of a session.
+struct DropSession(SessionId);
 
 impl Operation for DropSession {
     const NAME: &'static str = "drop_session";
     type Output = ();
 
     async fn run(&self, tx: &mut Tx<'_>) -> Outcome<()> {
-        if let Some(session) = tx.load(SessionOf(self.sid)).await?
-            && self.expired_before.is_none_or(|time| session.expire < time)
-        {
-            tx.change(Change::Delete(Key::Session(self.sid)));
+        if tx.load(SessionOf(self.0)).await?.is_some() {
+            tx.change(Change::Delete(Key::Session(self.0)));
         }
         Ok(())
     }
@@ -201,6 +257,13 @@ impl Operation for DropSession {
 /// The heartbeat as it is kept: zero means none, anything else within 1 s and 10 min.
 pub fn clamp_heartbeat(heartbeat: Duration) -> Duration {
     if heartbeat.is_zero() { heartbeat } else { heartbeat.clamp(HEARTBEAT_MIN, HEARTBEAT_MAX) }
+}
+
+/// How long a session that looks past is watched by a client, or a tool, with this heartbeat. Others are taken to have
+/// a similar one.
+pub fn unheard(heartbeat: Duration) -> Duration {
+    let heartbeat = clamp_heartbeat(heartbeat);
+    HEARTBEATS_UNHEARD * if heartbeat.is_zero() { DEFAULT_HEARTBEAT } else { heartbeat }
 }
 
 impl Meta {
@@ -219,18 +282,22 @@ impl Meta {
         if self.settings().read_only {
             return Ok(SessionId(0));
         }
-        let info = Bytes::from(serde_json::to_vec(&info).expect("a session info is plain data"));
-        let sid = loop {
+        *self.session_info.lock() = Bytes::from(serde_json::to_vec(&info).expect("a session info is plain data"));
+        self.register(heartbeat).await
+    }
+
+    /// Takes a new number for this client.
+    async fn register(&self, heartbeat: Duration) -> Outcome<SessionId> {
+        let info = self.session_info.lock().clone();
+        loop {
             let sid = SessionId(outside(self.engine().allocate(super::Counter::NextSession, 1).await)?);
             let op = PutSession { sid, expire: self.expiry(heartbeat), info: info.clone(), new: true };
             // A number that is taken was restored from somewhere; the counter goes on until it is past those.
-            if self.run(&op).await? != Found::Taken {
-                break sid;
+            if self.run(&op).await? == Put::Done {
+                self.session.store(sid.0, Ordering::Release);
+                return Ok(sid);
             }
-        };
-        *self.session_info.lock() = info;
-        self.session.store(sid.0, Ordering::Relaxed);
-        Ok(sid)
+        }
     }
 
     /// Keeps the session alive until it is told to stop: at each heartbeat rewrites its expiry, reads the format
@@ -245,7 +312,7 @@ impl Meta {
     ) -> SessionEnd {
         let heartbeat = clamp_heartbeat(heartbeat);
         // Without heartbeats the format document is still followed, at the peer's default pace.
-        let pause = if heartbeat.is_zero() { Duration::from_secs(12) } else { heartbeat };
+        let pause = if heartbeat.is_zero() { DEFAULT_HEARTBEAT } else { heartbeat };
         while stop.sleep(jittered(pause)).await {
             match self.beat(heartbeat, &on_news).await {
                 Ok(Verdict::Continue) => {}
@@ -265,13 +332,16 @@ impl Meta {
         if sid.0 > 0 {
             let info = self.session_info.lock().clone();
             let op = PutSession { sid, expire: self.expiry(heartbeat), info, new: false };
-            if self.run(&op).await? == Found::Nothing {
-                tracing::warn!(session = %sid, "other clients took this one for dead; registered again");
+            if self.run(&op).await? == Put::Gone {
                 if on_news(SessionNews::WasDead) == Verdict::Exit {
                     return Ok(Verdict::Exit);
                 }
+                self.note_former_session(sid);
+                let new = self.register(heartbeat).await?;
+                tracing::warn!(was = %sid, session = %new, "other clients took this one for dead: registered anew");
             }
         }
+        self.sweep_former_sessions().await?;
         let news = self.setting().await?.map_or(SessionNews::SettingGone, SessionNews::Setting);
         if on_news(news) == Verdict::Exit {
             return Ok(Verdict::Exit);
@@ -281,23 +351,38 @@ impl Meta {
         Ok(Verdict::Continue)
     }
 
+    fn note_former_session(&self, sid: SessionId) {
+        let mut former = self.former_sessions.lock();
+        former.retain(|(known, _)| *known != sid);
+        former.push((sid, SWEEPS));
+    }
+
+    async fn sweep_former_sessions(&self) -> Outcome<()> {
+        let former = self.former_sessions.lock().clone();
+        for (sid, _) in former {
+            self.clean_session(sid).await?;
+        }
+        self.former_sessions.lock().retain_mut(|(_, left)| {
+            *left -= 1;
+            *left > 0
+        });
+        Ok(())
+    }
+
     /// Ends this client's session: its locks, its open files without names, and its records go.
     pub async fn close_session(&self) -> Outcome<()> {
         let sid = self.session();
         if sid.0 == 0 {
             return Ok(());
         }
+        self.sweep_former_sessions().await?;
         self.clean_session(sid).await?;
-        self.session.store(0, Ordering::Relaxed);
+        self.session.store(0, Ordering::Release);
         Ok(())
     }
 
     /// Removes a session with all that it holds, whether it is alive or not.
     pub async fn clean_session(&self, sid: SessionId) -> Outcome<()> {
-        self.clean(sid, None).await
-    }
-
-    async fn clean(&self, sid: SessionId, expired_before: Option<i64>) -> Outcome<()> {
         // Each part is tried even if another failed; the record goes last, so that a failure is tried again.
         let mut failed: Option<Stop> = None;
         for (key, _) in self.scan_all(&Scan::LocksOf(sid)).await? {
@@ -315,29 +400,37 @@ impl Meta {
         }
         match failed {
             Some(stop) => Err(stop),
-            None => self.run(&DropSession { sid, expired_before }).await,
+            None => self.run(&DropSession(sid)).await,
         }
     }
 
-    /// Cleans sessions whose time is past, up to a thousand. Answers how many went.
-    pub async fn clean_stale_sessions(&self, stop: &StopSignal) -> Outcome<usize> {
+    /// Cleans sessions whose time is past and that nothing was heard of for another `unheard`, up to a thousand. Answers
+    /// how many went.
+    ///
+    /// The time is by the other client's clock, which may be behind ours by more than a session lives. So a session that
+    /// looks past is watched by our clock alone: while it still writes its heartbeats, it is alive.
+    pub async fn clean_stale_sessions(&self, unheard: Duration, stop: &StopSignal) -> Outcome<usize> {
         let now = self.now().seconds;
-        let stale = |session: &Session| session.expire < now;
-        let mut cleaned = 0;
+        let mut past = Vec::new();
         for (key, record) in self.scan_all(&Scan::Sessions).await? {
             let (Key::Session(sid), Record::Session(session)) = (key, record) else { continue };
-            if !stale(&session) || sid == self.session() {
-                continue;
+            if session.expire < now && sid != self.session() && past.len() < STALE_MAX {
+                past.push((sid, session.expire));
             }
-            if stop.is_stopped() || cleaned == STALE_MAX {
+        }
+        let watched = past.is_empty() || unheard.is_zero() || stop.sleep(unheard).await;
+        if !watched {
+            return Ok(0);
+        }
+        let mut cleaned = 0;
+        for (sid, expire) in past {
+            if stop.is_stopped() {
                 break;
             }
-            // It may have come back since the scan.
-            match outside(self.engine().read(&[Key::Session(sid)]).await)?.pop().flatten() {
-                Some(Record::Session(session)) if stale(&session) => {}
-                _ => continue,
+            if !self.run(&ClaimSession { sid, expire }).await? {
+                continue;
             }
-            match self.clean(sid, Some(now)).await {
+            match self.clean_session(sid).await {
                 Ok(()) => {
                     tracing::info!(session = %sid, "cleaned up after a client that is gone");
                     cleaned += 1;

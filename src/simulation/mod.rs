@@ -22,6 +22,7 @@ mod process;
 mod tree;
 mod world;
 
+use crate::meta::session::unheard;
 use crate::util::clock::{Clock, SystemClock};
 use crate::util::rng::seed_thread;
 use crate::util::task::stop_signal;
@@ -175,7 +176,7 @@ async fn befall(world: Arc<World>, mut random: StdRng) {
                 let (stopper, stop) = stop_signal();
                 let meta = up.vfs.meta();
                 let chores = async {
-                    meta.clean_stale_sessions(&stop).await?;
+                    meta.clean_stale_sessions(unheard(Duration::ZERO), &stop).await?;
                     meta.clean_up(remover, 2, stop.clone()).await
                 };
                 let done = tokio::select! {

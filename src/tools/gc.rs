@@ -14,6 +14,10 @@
 //! another during a read, the slice's count is stored, which is why the counts are read last. The first look could be
 //! outwitted by such a move only if the second one is, too.
 //!
+//! A writer that stands still for that long (a stopped process, a suspended machine) and then goes on is kept from
+//! committing: its session is past, sessions that are past are cleaned before the second look, and what was written in
+//! a session cannot be committed once that is gone. (The peer's clients have no such rule.)
+//!
 //! The age is what keeps writers safe that have put blocks and not yet committed their record, so a smaller one is for
 //! volumes without writers, or with writers that are known to be quick: an upload that is tried again and again during
 //! an outage can take many minutes.
@@ -39,6 +43,7 @@ use crate::meta::engine::Scan;
 use crate::meta::jobs::CleanedUp;
 use crate::meta::outside;
 use crate::meta::record::{Counter, Key, Record};
+use crate::meta::session::unheard;
 use crate::object::Listed;
 use crate::vfs::compact::{Compacted, compact_once};
 use futures::{StreamExt, stream};
@@ -270,6 +275,10 @@ impl Pass<'_> {
             return Ok(());
         }
         self.watch.progress.phase("a second look");
+        if self.options.delete {
+            // A tool has no heartbeat.
+            self.volume.meta.clean_stale_sessions(unheard(Duration::ZERO), &self.watch.stop).await?;
+        }
         let ids: HashSet<SliceId> = candidates.iter().map(|(key, _)| key.slice).collect();
         let mut mentioned: HashMap<SliceId, HashSet<u32>> = HashMap::new();
         let mut mention = |id: SliceId, size: u32| {

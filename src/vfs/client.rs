@@ -158,6 +158,7 @@ impl SliceRemover for Remover {
 /// Keeps the session alive and follows the volume's format.
 struct Heartbeat {
     meta: Arc<Meta>,
+    vfs: Weak<Vfs>,
     uuid: String,
     heartbeat: Duration,
     exit: watch::Sender<bool>,
@@ -170,7 +171,15 @@ impl Job for Heartbeat {
     }
 
     async fn run(&self, stop: StopSignal) {
-        let judge = |news| judge(&self.meta, &self.uuid, news);
+        let judge = |news| match news {
+            SessionNews::WasDead => {
+                if let Some(vfs) = self.vfs.upgrade() {
+                    vfs.lose_session();
+                }
+                Verdict::Continue
+            }
+            news => judge(&self.meta, &self.uuid, news),
+        };
         let stopped = stop.clone();
         let beating = self.meta.clone().run_session(self.heartbeat, judge, stop);
         // A beat that waits for an engine that is away is not waited for: the session ends next.
@@ -282,7 +291,7 @@ impl Client {
         let (exit, gone) = watch::channel(false);
         let mut tasks = Tasks::default();
         let (uuid, heartbeat) = (format.uuid.clone(), settings.heartbeat);
-        tasks.spawn(Arc::new(Heartbeat { meta: meta.clone(), uuid, heartbeat, exit }));
+        tasks.spawn(Arc::new(Heartbeat { meta: meta.clone(), vfs: Arc::downgrade(&vfs), uuid, heartbeat, exit }));
         if !settings.read_only {
             tasks.spawn(Arc::new(Commits(Arc::downgrade(&vfs))));
             let max_deletes = settings.max_deletes as usize;
@@ -377,6 +386,7 @@ fn judge(meta: &Meta, uuid: &str, news: SessionNews) -> Verdict {
                 Verdict::Continue
             }
         },
+        // Says nothing about the volume.
         SessionNews::WasDead => Verdict::Continue,
     }
 }

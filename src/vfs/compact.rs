@@ -5,7 +5,7 @@
 //! suggested again by the next read.
 
 use super::Vfs;
-use crate::base::{ChunkIndex, Ino, Outcome, Slice, SliceId};
+use crate::base::{ChunkIndex, Ino, Outcome, Slice, SliceId, Stop};
 use crate::chunk::ChunkStore;
 use crate::meta::Meta;
 use crate::meta::ops::compact::{Replaced, plan_compaction};
@@ -94,15 +94,25 @@ pub enum Compacted {
 
 /// Rewrites what is worth it of a chunk as one slice; for a client of its own or a tool without one.
 pub async fn compact_once(meta: &Meta, data: &ChunkStore, ino: Ino, index: ChunkIndex) -> Outcome<Compacted> {
+    let session = meta.session();
     let records = meta.read_chunk(ino, index).await?;
     let Some(plan) = plan_compaction(&records) else { return Ok(Compacted::Nothing) };
     let id = meta.next_slice().await?;
     let size = data.merge(&plan.pieces, id).await?;
     let new = Slice { pos: plan.pos, id, size, off: 0, len: size };
     // Whether the new slice is in use is not known after a fault, so its objects stay for `gc` to judge.
-    match meta.replace_slices(ino, index, &records[..plan.read], plan.skipped, new).await? {
-        Replaced::Done { garbage } => Ok(Compacted::Done { merged: plan.read - plan.skipped, bytes: size, garbage }),
-        Replaced::Changed => {
+    match meta.replace_slices(session, ino, index, &records[..plan.read], plan.skipped, new).await {
+        Err(stop) => {
+            // Refused (the session has ended meanwhile), not failed half-way: nobody refers to the new slice.
+            if matches!(stop, Stop::Errno(_)) {
+                data.remove(id, size).await?;
+            }
+            Err(stop)
+        }
+        Ok(Replaced::Done { garbage }) => {
+            Ok(Compacted::Done { merged: plan.read - plan.skipped, bytes: size, garbage })
+        }
+        Ok(Replaced::Changed) => {
             data.remove(id, size).await?;
             Ok(Compacted::Nothing)
         }

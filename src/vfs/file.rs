@@ -169,6 +169,14 @@ impl FileState {
         self.length = attr.length.max(self.pending_end());
     }
 
+    /// Acknowledged writes are lost. What is known of the file is forgotten, for it may have counted on them.
+    pub fn fail(&mut self, error: Errno) {
+        self.error.get_or_insert(error);
+        self.version += 1;
+        self.seen = None;
+        self.forget_chunks();
+    }
+
     /// Where uncommitted data ends.
     pub fn pending_end(&self) -> u64 {
         self.pending.iter().map(Pending::end).max().unwrap_or(0)
@@ -251,17 +259,22 @@ impl Files {
         }
     }
 
+    /// Every file that is open or has uncommitted data, in the order of their numbers.
+    pub fn all(&self) -> Vec<Arc<File>> {
+        let of_shard = |shard: &Mutex<HashMap<Ino, Arc<File>>>| shard.lock().values().cloned().collect::<Vec<_>>();
+        let mut all: Vec<Arc<File>> = self.shards.iter().flat_map(of_shard).collect();
+        all.sort_by_key(|file| file.ino);
+        all
+    }
+
     /// Every file with uncommitted data, or with data that was lost, in the order of their numbers.
     pub fn dirty(&self) -> Vec<Arc<File>> {
-        let all = self.shards.iter().flat_map(|shard| shard.lock().values().cloned().collect::<Vec<_>>());
-        let mut dirty: Vec<Arc<File>> = all
-            .filter(|file| {
-                let state = file.state();
-                !state.pending.is_empty() || state.error.is_some()
-            })
-            .collect();
-        dirty.sort_by_key(|file| file.ino);
-        dirty
+        let mut files = self.all();
+        files.retain(|file| {
+            let state = file.state();
+            !state.pending.is_empty() || state.error.is_some()
+        });
+        files
     }
 }
 

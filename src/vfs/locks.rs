@@ -4,11 +4,33 @@
 //! not asked to send it here.
 
 use super::Vfs;
-use crate::base::{Ino, Outcome};
+use crate::base::{Errno, Ino, Outcome};
 use crate::meta::ops::plock::LockKind;
 use crate::meta::record::PlockRange;
 
 impl Vfs {
+    /// Other clients took this one for dead and dropped its locks. What is written but not committed must not be
+    /// committed any more, and what was written under a lock must not be followed by more: such files answer EIO to
+    /// every later write, flush and fsync until they are closed by all.
+    pub(super) fn lose_session(&self) {
+        let locked = self.meta.plocked_inodes();
+        let mut lost = 0;
+        for file in self.files.all() {
+            let mut state = file.state();
+            if !state.pending.is_empty() || locked.contains(&file.ino) {
+                state.fail(Errno::EIO);
+                lost += 1;
+            }
+        }
+        if lost > 0 {
+            tracing::error!(
+                files = lost,
+                "this client was away for so long that others took it for dead: what these files had not committed \
+                 is lost, and their locks are; programs see EIO until they open them again"
+            );
+        }
+    }
+
     /// The first lock that stands in the way, if any.
     pub async fn getlk(&self, ino: Ino, owner: u64, range: PlockRange) -> Outcome<Option<PlockRange>> {
         self.meta.get_plock(ino, owner, range).await

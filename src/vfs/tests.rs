@@ -1,13 +1,14 @@
 //! A volume in memory, without a kernel before it.
 
 use super::{Handle, Vfs, VfsSettings};
-use crate::base::{CHUNK_BYTES, Ino, Name};
+use crate::base::{CHUNK_BYTES, Errno, Ino, Name, Outcome};
 use crate::buf::{Budget, Pool};
 use crate::cache::BlockCache;
 use crate::chunk::{ChunkOptions, ChunkStore};
 use crate::config::client::AtimeMode;
 use crate::meta::engine::Engine;
 use crate::meta::engine::mem::MemEngine;
+use crate::meta::ops::plock::LockKind;
 use crate::meta::session::SessionInfo;
 use crate::meta::testing::{Interrupt, Store};
 use crate::meta::{Caller, Meta, MetaSettings, Rules};
@@ -205,4 +206,47 @@ async fn a_file_that_is_removed_while_it_is_opened_is_there_for_its_handle() {
     there.getattr(ino).await.unwrap();
     there.release(ino, opened).await.unwrap();
     there.getattr(ino).await.unwrap_err();
+}
+
+/// A client that was away for too long commits nothing of what it had taken before, and tells so; files without
+/// anything at stake go on.
+#[tokio::test]
+async fn a_client_that_was_taken_for_dead_fails_what_it_had_not_committed() {
+    let vfs = volume().await;
+    let heartbeat = Duration::from_secs(12);
+    let session = vfs.meta().start_session(SessionInfo::default(), heartbeat).await.unwrap();
+    let open = async |name: &[u8]| {
+        let flags = libc::O_RDWR | libc::O_CREAT;
+        let name = Name::stored(name.to_vec());
+        let (entry, opened) = vfs.create(&Caller::root(), Ino::ROOT, &name, 0o644, 0, flags).await.unwrap();
+        vfs.write(entry.ino, opened.handle, 0, vec![1; 10].into()).await.unwrap();
+        vfs.fsync(entry.ino, opened.handle, false).await.unwrap();
+        (entry.ino, opened.handle)
+    };
+    let (first, second) = (open(b"dirty before it is known").await, open(b"dirty when it is known").await);
+    let (locked, clean) = (open(b"locked").await, open(b"clean").await);
+    vfs.setlk(locked.0, 1, 0, 9, LockKind::Write, 1, false).await.unwrap();
+    let errno = |outcome: Outcome<()>| outcome.map_err(|stop| stop.errno());
+    for (ino, handle) in [first, second] {
+        vfs.write(ino, handle, 5, vec![2; 10].into()).await.unwrap();
+    }
+
+    vfs.meta().clean_session(session).await.unwrap();
+    assert_eq!(errno(vfs.fsync(first.0, first.1, false).await), Err(Errno::EIO));
+    vfs.lose_session();
+    vfs.meta().start_session(SessionInfo::default(), heartbeat).await.unwrap();
+    for (ino, handle) in [first, second, locked] {
+        let written = vfs.write(ino, handle, 0, vec![3; 10].into()).await;
+        assert_eq!(written.map_err(|stop| stop.errno()), Err(Errno::EIO));
+        assert_eq!(errno(vfs.fsync(ino, handle, false).await), Err(Errno::EIO));
+        vfs.release(ino, handle).await.unwrap_err();
+    }
+    vfs.write(clean.0, clean.1, 10, vec![2; 10].into()).await.unwrap();
+    vfs.fsync(clean.0, clean.1, false).await.unwrap();
+    for (ino, handle) in [first, second, locked] {
+        let again = vfs.open(&Caller::root(), ino, libc::O_RDWR).await.unwrap().handle;
+        assert_eq!(read(&vfs, ino, again, 0, 100).await, [1; 10][..], "inode {ino:?}, handle {handle:?}");
+        vfs.write(ino, again, 0, vec![4; 10].into()).await.unwrap();
+        vfs.fsync(ino, again, false).await.unwrap();
+    }
 }

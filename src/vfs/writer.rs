@@ -31,6 +31,9 @@ const PENDING_MAX: usize = 800;
 const MEMORY_WAIT_MAX: Duration = Duration::from_secs(120);
 /// Slices committed in one transaction.
 const COMMIT_BATCH: usize = 64;
+/// A slice that was begun longer ago is not committed: this client must have stood still, and once they are an hour
+/// old, objects that no record names are removed as leaks (`spec/surface.md`, gc).
+const COMMIT_AGE_MAX: Duration = Duration::from_secs(30 * 60);
 
 /// A slice that is not committed yet.
 pub struct Pending {
@@ -210,19 +213,27 @@ impl Vfs {
     }
 
     async fn commit_batch(&self, file: &Arc<File>, batch: Vec<Taken>, mtime: Timestamp) {
+        // Asked for before the file's error is looked at: a session that is lost later than this fails the commit.
+        let session = self.meta.session();
+        let born = batch.iter().map(|taken| taken.born).min().expect("a batch has slices");
         let finished = join_all(batch.into_iter().map(|taken| async move {
-            let Taken { number, index, pos, writer } = taken;
+            let Taken { number, index, pos, writer, .. } = taken;
             let id = writer.id().expect("a slice is begun with its id in hand");
             let size = writer.finish().await;
             (number, index, size.map(|size| Slice { pos, id, size, off: 0, len: size }))
         }))
         .await;
         let mut slices = Vec::with_capacity(finished.len());
-        let mut failure = None;
+        let mut failure = file.state().error.map(Stop::from);
+        if failure.is_none() && born.elapsed() > COMMIT_AGE_MAX {
+            tracing::error!(ino = file.ino.0, "written data is lost: this client stood still for too long");
+            failure = Some(Errno::EIO.into());
+        }
         let numbers: Vec<u64> = finished.iter().map(|(number, ..)| *number).collect();
         for (_, index, stored) in finished {
             match stored {
-                // Later slices are not committed over a hole that an earlier one left; their objects go.
+                // Nothing is committed over a hole that an earlier slice left, or without the session that it was
+                // written in; the objects go.
                 Ok(slice) if failure.is_none() => slices.push((index, slice)),
                 Ok(slice) => self.discard(slice).await,
                 Err(fault) => {
@@ -238,7 +249,7 @@ impl Vfs {
                 state.seen.filter(|_| !state.chunks.is_empty())
             };
             let known = known.map(|seen| (seen.mtime, seen.ctime, seen.length));
-            match self.meta.append_slices_to(file.ino, slices.clone(), mtime, known).await {
+            match self.meta.append_slices_of(session, file.ino, slices.clone(), mtime, known).await {
                 Ok(appended) => self.note_commit(file, &slices, &appended),
                 Err(stop) => {
                     // When it is not known whether the commit was applied, the objects must stay.
@@ -249,8 +260,11 @@ impl Vfs {
                     }
                     match &stop {
                         // Removed by another client while open here: nobody can read it any more.
+                        Stop::Errno(Errno::ENOENT) => {
+                            tracing::debug!(ino = file.ino.0, "written data is not committed: the file is gone")
+                        }
                         Stop::Errno(errno) => {
-                            tracing::debug!(ino = file.ino.0, "written data is not committed: {errno:?}")
+                            tracing::error!(ino = file.ino.0, "written data is not committed: {errno:?}")
                         }
                         Stop::Fault(fault) => {
                             tracing::error!(ino = file.ino.0, "written data is not committed: {fault}")
@@ -263,9 +277,7 @@ impl Vfs {
         let mut state = file.state();
         state.pending.retain(|slice| !numbers.contains(&slice.number));
         if let Some(stop) = failure {
-            state.error.get_or_insert(stop.errno());
-            state.version += 1;
-            state.forget_chunks();
+            state.fail(stop.errno());
         }
     }
 
@@ -333,6 +345,7 @@ struct Taken {
     number: u64,
     index: ChunkIndex,
     pos: u32,
+    born: Instant,
     writer: SliceWriter,
 }
 
@@ -373,7 +386,10 @@ impl FileState {
                 break;
             }
             match slice.writer.take() {
-                Some(writer) => batch.push(Taken { number: slice.number, index: slice.index, pos: slice.pos, writer }),
+                Some(writer) => {
+                    let Pending { number, index, pos, born, .. } = *slice;
+                    batch.push(Taken { number, index, pos, born, writer });
+                }
                 // Its commit was given up half-way, which only a dropped runtime can do.
                 None => self.error = self.error.or(Some(Errno::EIO)),
             }

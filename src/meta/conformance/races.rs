@@ -222,7 +222,9 @@ async fn written_thrice(meta: &Meta, text: &str, id: u64) -> (Ino, Vec<Slice>) {
 
 async fn compact(meta: &Meta, ino: Ino, read: &[Slice], id: u64) -> Replaced {
     let plan = plan_compaction(read).expect("worth it");
-    meta.replace_slices(ino, FIRST, read, plan.skipped, written(plan.pos, id, plan.size)).await.expect("compact")
+    meta.replace_slices(meta.session(), ino, FIRST, read, plan.skipped, written(plan.pos, id, plan.size))
+        .await
+        .expect("compact")
 }
 
 #[tokio::test]

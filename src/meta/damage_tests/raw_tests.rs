@@ -465,7 +465,7 @@ async fn write_everything(meta: &Meta, volume: &Volume, told: &str) {
     asked("unlink", told, meta.unlink(&root, dir, &name("file"), true)).await;
     asked("rmdir", told, meta.rmdir(&root, Ino::ROOT, &name("dir"), true)).await;
     let (_stopper, stop) = stop_signal();
-    asked("clean_stale_sessions", told, meta.clean_stale_sessions(&stop)).await;
+    asked("clean_stale_sessions", told, meta.clean_stale_sessions(Duration::ZERO, &stop)).await;
     asked("clean_session", told, meta.clean_session(sid)).await;
     asked("remove_tree", told, meta.remove_tree(&root, Ino::ROOT, &name("dir"), true, 2, &|_| ())).await;
 }

@@ -2,10 +2,11 @@
 //! in their place (`spec/metadata.md` 1.8, 1.9). Reading the old bytes and writing the new ones is not done here.
 
 use crate::base::slice::resolve;
-use crate::base::{ChunkIndex, Ino, Outcome, Slice, SliceId};
+use crate::base::{ChunkIndex, Ino, Outcome, SessionId, Slice, SliceId};
 use crate::meta::Meta;
 use crate::meta::engine::Change;
 use crate::meta::record::{Key, Record};
+use crate::meta::session::{require_alive, session_of};
 use crate::meta::txn::{ChunkOf, ChunkPrefixOf, Operation, Peek, Settled, Tx};
 use std::collections::BTreeMap;
 
@@ -77,6 +78,8 @@ pub enum Replaced {
 }
 
 struct ReplaceSlices<'a> {
+    /// The one that the new slice was written in; 0: none.
+    session: SessionId,
     ino: Ino,
     index: ChunkIndex,
     read: &'a [Slice],
@@ -107,7 +110,9 @@ impl Operation for ReplaceSlices<'_> {
     type Output = bool;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Outcome<bool> {
-        let list = tx.load(ChunkPrefixOf(self.ino, self.index)).await?;
+        let prefix = ChunkPrefixOf(self.ino, self.index);
+        let (list, session) = tx.load((prefix, session_of(self.session))).await?;
+        require_alive(&session)?;
         if !list.starts_with(self.read) {
             return Ok(false);
         }
@@ -143,9 +148,11 @@ impl Operation for ReplaceSlices<'_> {
 
 impl Meta {
     /// Puts a merged slice in the place of the records it was made of: `read` is the head of the list as planned,
-    /// of which the first `skipped` records stay. Records appended meanwhile stay behind the new one.
+    /// of which the first `skipped` records stay. Records appended meanwhile stay behind the new one. EIO when the
+    /// session that the new slice was written in is gone, for its objects may be gone too.
     pub async fn replace_slices(
         &self,
+        session: SessionId,
         ino: Ino,
         index: ChunkIndex,
         read: &[Slice],
@@ -154,7 +161,7 @@ impl Meta {
     ) -> Outcome<Replaced> {
         self.writable()?;
         let trash = self.rules().trash_days > 0;
-        let op = ReplaceSlices { ino, index, read, skipped, new, trash };
+        let op = ReplaceSlices { session, ino, index, read, skipped, new, trash };
         let (done, committed) = self.run_reporting(&op).await?;
         if !done {
             return Ok(Replaced::Changed);
@@ -258,11 +265,11 @@ mod tests {
             let late = written(3, 7, 2);
             meta.append_slice(ino, index, late, Timestamp::default()).await.unwrap();
             let new = written(plan.pos, 50, plan.size);
-            let done = meta.replace_slices(ino, index, &read, plan.skipped, new).await.unwrap();
+            let done = meta.replace_slices(meta.session(), ino, index, &read, plan.skipped, new).await.unwrap();
             let garbage = if trash_days == 0 { vec![(SliceId(1), 10), (SliceId(2), 10)] } else { vec![] };
             assert_eq!(done, Replaced::Done { garbage });
             assert_eq!(meta.read_chunk(ino, index).await.unwrap(), [new, late]);
-            let again = meta.replace_slices(ino, index, &read, plan.skipped, new).await.unwrap();
+            let again = meta.replace_slices(meta.session(), ino, index, &read, plan.skipped, new).await.unwrap();
             assert_eq!(again, Replaced::Changed);
             let delayed = rows(&meta, Scan::DelayedSlices).await;
             assert_eq!(delayed.len(), trash_days as usize);

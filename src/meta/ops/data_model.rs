@@ -130,7 +130,7 @@ impl World {
                 self.slices.insert(id, bytes);
                 let new = Slice { pos: plan.pos, id, size: plan.size, off: 0, len: plan.size };
                 let read = &records[..plan.read];
-                match meta.replace_slices(ino, index, read, plan.skipped, new).await.unwrap() {
+                match meta.replace_slices(meta.session(), ino, index, read, plan.skipped, new).await.unwrap() {
                     Replaced::Done { garbage } => garbage.iter().for_each(|(id, _)| drop(self.slices.remove(id))),
                     Replaced::Changed => panic!("nobody else is here"),
                 }

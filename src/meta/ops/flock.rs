@@ -3,10 +3,11 @@
 //! A lock belongs to (session, owner); the owner is the caller's choice and must only be unique within the session
 //! (the peer takes the kernel's lock owner combined with the handle). Waiting is polling, as for POSIX locks.
 
-use super::plock::{LockKind, Pauses};
+use super::plock::{LockKind, Pauses, locking_session};
 use crate::base::{Errno, Ino, Outcome, SessionId};
 use crate::meta::Meta;
 use crate::meta::engine::Change;
+use crate::meta::session::require_alive;
 use crate::meta::txn::{AttrOf, FlocksOf, Operation, Peek, Settled, Tx};
 
 struct SetFlock {
@@ -21,7 +22,9 @@ impl Operation for SetFlock {
     type Output = ();
 
     async fn run(&self, tx: &mut Tx<'_>) -> Outcome<()> {
-        let (node, holders) = tx.load((Peek(AttrOf(self.ino)), FlocksOf(self.ino))).await?;
+        let session = locking_session(self.session, self.kind);
+        let (node, holders, session) = tx.load((Peek(AttrOf(self.ino)), FlocksOf(self.ino), session)).await?;
+        require_alive(&session)?;
         let is_mine = |session, owner| (session, owner) == (self.session, self.owner);
         let mine = holders.iter().find(|holder| is_mine(holder.session, holder.owner));
         let mut others = holders.iter().filter(|holder| !is_mine(holder.session, holder.owner));

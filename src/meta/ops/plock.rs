@@ -9,7 +9,8 @@ use crate::base::{Errno, Ino, Outcome, SessionId};
 use crate::meta::Meta;
 use crate::meta::engine::Change;
 use crate::meta::record::{Key, PlockHolder, PlockRange, Record};
-use crate::meta::txn::{AttrOf, Operation, Peek, PlocksOf, Settled, Tx};
+use crate::meta::session::{require_alive, session_of};
+use crate::meta::txn::{AttrOf, Operation, Peek, PlocksOf, SessionOf, Settled, Tx};
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::time::Duration;
@@ -38,6 +39,11 @@ impl LockNotes {
 
     pub(in crate::meta::ops) fn clear(&self, ino: Ino, owner: u64) {
         self.0.lock().remove(&(ino, owner));
+    }
+
+    /// Every inode on which something may be locked.
+    fn inodes(&self) -> HashSet<Ino> {
+        self.0.lock().iter().map(|(ino, _)| *ino).collect()
     }
 }
 
@@ -99,6 +105,12 @@ pub(crate) fn replace(ranges: &[PlockRange], start: u64, end: u64, set: Option<P
     list
 }
 
+/// The session that must be alive for a lock to be taken in it: nobody would ever clean up after a dead one again. To
+/// unlock is always right. A client without a session has none.
+pub(in crate::meta::ops) fn locking_session(session: SessionId, kind: LockKind) -> Vec<SessionOf> {
+    if kind == LockKind::Unlock { Vec::new() } else { session_of(session) }
+}
+
 struct SetPlock {
     session: SessionId,
     ino: Ino,
@@ -115,7 +127,9 @@ impl Operation for SetPlock {
     type Output = bool;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Outcome<bool> {
-        let (node, holders) = tx.load((Peek(AttrOf(self.ino)), PlocksOf(self.ino))).await?;
+        let session = locking_session(self.session, self.kind);
+        let (node, holders, session) = tx.load((Peek(AttrOf(self.ino)), PlocksOf(self.ino), session)).await?;
+        require_alive(&session)?;
         let set = match self.kind {
             LockKind::Unlock => None,
             kind => {
@@ -154,6 +168,11 @@ impl Operation for SetPlock {
 }
 
 impl Meta {
+    /// Inodes on which this client may hold POSIX locks.
+    pub fn plocked_inodes(&self) -> HashSet<Ino> {
+        self.plock_notes.inodes()
+    }
+
     /// F_GETLK: what stands in the way of `wanted`, if anything. The pid is known only for locks of this session.
     pub async fn get_plock(&self, ino: Ino, owner: u64, wanted: PlockRange) -> Outcome<Option<PlockRange>> {
         let holders = match self.read(&[Key::Plocks(ino)]).await?.pop().flatten() {

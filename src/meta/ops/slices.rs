@@ -5,11 +5,13 @@
 //! writers of one file disturb one another no more than the length of the file makes them.
 
 use crate::base::{
-    Attr, AttrPatch, CHUNK_BYTES, ChunkIndex, Errno, FieldMask, Ino, Kind, Outcome, Slice, Timestamp, align4k,
+    Attr, AttrPatch, CHUNK_BYTES, ChunkIndex, Errno, FieldMask, Ino, Kind, Outcome, SessionId, Slice, Timestamp,
+    align4k,
 };
 use crate::meta::Meta;
 use crate::meta::engine::{Change, Committed};
 use crate::meta::record::{DirStat, Key, Record};
+use crate::meta::session::{require_alive, session_of};
 use crate::meta::txn::{AttrOf, ChunkOf, LinkParentsOf, Operation, Peek, Seen, Settled, Tx, possible};
 use parking_lot::Mutex;
 use std::ops::Range;
@@ -73,6 +75,8 @@ pub(crate) async fn account_length(tx: &mut Tx<'_>, meta: &Meta, node: &Seen, le
 
 struct AppendSlices<'a> {
     meta: &'a Meta,
+    /// The one that the bytes were written in; 0: none.
+    session: SessionId,
     ino: Ino,
     /// Within a chunk in the order in which they take effect.
     chunks: &'a [(ChunkIndex, Vec<Slice>)],
@@ -95,7 +99,9 @@ impl Operation for AppendSlices<'_> {
     type Output = (Attr, Vec<usize>, bool);
 
     async fn run(&self, tx: &mut Tx<'_>) -> Outcome<Self::Output> {
-        let node = tx.load(AttrOf(self.ino)).await?.exists()?;
+        let (node, session) = tx.load((AttrOf(self.ino), session_of(self.session))).await?;
+        require_alive(&session)?;
+        let node = node.exists()?;
         if node.kind() != Kind::File {
             return Err(Errno::EPERM.into());
         }
@@ -219,13 +225,16 @@ impl Meta {
         slices: Vec<(ChunkIndex, Slice)>,
         mtime: Timestamp,
     ) -> Outcome<AppendedAll> {
-        self.append_slices_to(ino, slices, mtime, None).await
+        self.append_slices_of(self.session(), ino, slices, mtime, None).await
     }
 
-    /// As `append_slices`, for a caller that knows the file as it was with these mtime, ctime and length: it learns
-    /// whether the file was still that when the commit was made.
-    pub async fn append_slices_to(
+    /// As `append_slices`, of bytes that were written in `session`: EIO when it was cleaned since. Then others may
+    /// hold the locks that the bytes were written under, and may have removed their objects. A caller that knows the
+    /// file as it was with the mtime, ctime and length in `known` learns whether it was still that when the commit was
+    /// made.
+    pub async fn append_slices_of(
         &self,
+        session: SessionId,
         ino: Ino,
         slices: Vec<(ChunkIndex, Slice)>,
         mtime: Timestamp,
@@ -241,7 +250,7 @@ impl Meta {
             }
         }
         let chunks = by_chunk(slices);
-        let op = AppendSlices { meta: self, ino, chunks: &chunks, mtime, known, attempt: Mutex::new(None) };
+        let op = AppendSlices { meta: self, session, ino, chunks: &chunks, mtime, known, attempt: Mutex::new(None) };
         let ((attr, settled, unchanged), Committed { list_lengths, .. }) = self.run_reporting(&op).await?;
         let lengths = if list_lengths.is_empty() { settled } else { list_lengths };
         let records = chunks.iter().map(|(index, _)| *index).zip(lengths).collect();
@@ -350,7 +359,7 @@ mod tests {
         let stamp = |attr: Attr| Some((attr.mtime, attr.ctime, attr.length));
         let append = async |id, known| {
             let slices = vec![(ChunkIndex(0), written(0, id, 10))];
-            meta.append_slices_to(ino, slices, Timestamp::new(id as i64, 0), known).await.unwrap()
+            meta.append_slices_of(meta.session(), ino, slices, Timestamp::new(id as i64, 0), known).await.unwrap()
         };
         let first = append(1, stamp(meta.getattr(ino).await.unwrap())).await;
         assert!(first.unchanged);

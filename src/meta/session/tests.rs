@@ -1,6 +1,7 @@
 //! Tests of sessions: registration, heartbeats, and what is left of dead ones.
 
 use super::*;
+use crate::base::{ChunkIndex, Slice, SliceId, Timestamp};
 use crate::meta::ops::plock::LockKind;
 use crate::meta::testing::{Store, file, volume, volume_on};
 use crate::util::clock::ManualClock;
@@ -78,13 +79,13 @@ async fn a_client_that_went_without_a_word_is_cleaned_up_after_and_a_live_one_is
     clock.advance(Duration::from_secs(61));
     // `here` beats, `there` is gone.
     assert_eq!(here.beat(HEARTBEAT, &|_| Verdict::Continue).await.unwrap(), Verdict::Continue);
-    assert_eq!(here.clean_stale_sessions(&stop).await.unwrap(), 1);
+    assert_eq!(here.clean_stale_sessions(Duration::ZERO, &stop).await.unwrap(), 1);
     assert_eq!(here.sessions().await.unwrap().len(), 1);
     assert_eq!(here.getattr(ino).await.unwrap_err().errno(), Errno::ENOENT);
     assert!(here.reclaim_waiting() > 0);
     here.set_plock(locked, 1, LockKind::Write, 0, 9, 1, false).await.unwrap();
     here.flock(locked, 8, LockKind::Write, false).await.unwrap();
-    assert_eq!(here.clean_stale_sessions(&stop).await.unwrap(), 0);
+    assert_eq!(here.clean_stale_sessions(Duration::ZERO, &stop).await.unwrap(), 0);
 }
 
 #[tokio::test]
@@ -93,7 +94,7 @@ async fn a_client_taken_for_dead_learns_so_and_registers_again() {
     let (_stopper, stop) = stop_signal();
     clock.advance(Duration::from_secs(61));
     here.beat(HEARTBEAT, &|_| Verdict::Continue).await.unwrap();
-    here.clean_stale_sessions(&stop).await.unwrap();
+    here.clean_stale_sessions(Duration::ZERO, &stop).await.unwrap();
     let heard = Mutex::new(Vec::new());
     let listen = |news| {
         heard.lock().push(news);
@@ -106,23 +107,112 @@ async fn a_client_taken_for_dead_learns_so_and_registers_again() {
     assert_eq!(here.sessions().await.unwrap()[1].info, Some(info("there")));
 }
 
+/// What a client that stood still had under way in a session that was cleaned meanwhile is refused, by the metadata
+/// itself, and the number of the session never comes back.
 #[tokio::test]
-async fn a_session_that_comes_back_while_it_is_cleaned_up_stays() {
-    let store = Store::new().await;
-    let clock = Arc::new(ManualClock::at(1_700_000_000_000_000_000));
-    let (engine, interrupt) = store.interrupted_engine().await;
-    let here = volume_on(engine, clock.clone()).await;
-    let there = store.client(clock.clone()).await;
-    there.start_session(info("there"), HEARTBEAT).await.unwrap();
-    clock.advance(Duration::from_secs(61));
+async fn nothing_that_was_begun_in_a_session_is_committed_after_its_end() {
+    let (here, there, clock) = pair().await;
     let (_stopper, stop) = stop_signal();
+    let ino = file(&there, "f").await;
+    let session = there.session();
+    let slice = |id| Slice { pos: 0, id: SliceId(id), size: 10, off: 0, len: 10 };
+    let append = async |session, id| {
+        there.append_slices_of(session, ino, vec![(ChunkIndex(0), slice(id))], Timestamp::default(), None).await
+    };
+    append(session, 1).await.unwrap();
+    clock.advance(Duration::from_secs(61));
+    here.beat(HEARTBEAT, &|_| Verdict::Continue).await.unwrap();
+    here.clean_stale_sessions(Duration::ZERO, &stop).await.unwrap();
+
+    let refused = append(session, 2).await.unwrap_err();
+    assert!(matches!(refused, Stop::Errno(Errno::EIO)), "{refused}: and so its objects can go");
+    let read = there.read_chunk(ino, ChunkIndex(0)).await.unwrap();
+    let merged = there.replace_slices(session, ino, ChunkIndex(0), &read, 0, slice(3)).await.unwrap_err();
+    assert_eq!(merged.errno(), Errno::EIO);
+    let locked = there.set_plock(ino, 1, LockKind::Write, 0, 9, 1, false).await.unwrap_err();
+    assert_eq!(locked.errno(), Errno::EIO, "nobody would ever drop it");
+    assert_eq!(there.flock(ino, 1, LockKind::Write, false).await.unwrap_err().errno(), Errno::EIO);
+    there.set_plock(ino, 1, LockKind::Unlock, 0, 9, 1, false).await.unwrap();
+
+    there.beat(HEARTBEAT, &|_| Verdict::Continue).await.unwrap();
+    assert_ne!(there.session(), session);
+    assert_eq!(append(session, 4).await.unwrap_err().errno(), Errno::EIO, "still");
+    append(there.session(), 5).await.unwrap();
+    there.set_plock(ino, 1, LockKind::Write, 0, 9, 1, false).await.unwrap();
+    assert_eq!(here.read_chunk(ino, ChunkIndex(0)).await.unwrap(), [slice(1), slice(5)]);
+}
+
+/// An unlink that was under way when the session was cleaned leaves a sustained file behind for nobody.
+#[tokio::test]
+async fn what_late_operations_leave_in_a_dead_session_is_cleaned_by_its_client() {
+    let (here, there, clock) = pair().await;
+    let (_stopper, stop) = stop_signal();
+    let ino = file(&there, "open").await;
+    clock.advance(Duration::from_secs(61));
+    here.beat(HEARTBEAT, &|_| Verdict::Continue).await.unwrap();
+    here.clean_stale_sessions(Duration::ZERO, &stop).await.unwrap();
+    sustain(&there, ino).await;
+    there.beat(HEARTBEAT, &|_| Verdict::Continue).await.unwrap();
+    assert_eq!(here.getattr(ino).await.unwrap_err().errno(), Errno::ENOENT);
+}
+
+/// Either the heartbeat or the clean-up succeeds, never both.
+#[tokio::test]
+async fn a_session_that_comes_back_while_it_is_cleaned_up_stays_or_is_gone_for_good() {
+    for claimed_first in [false, true] {
+        let store = Store::new().await;
+        let clock = Arc::new(ManualClock::at(1_700_000_000_000_000_000));
+        let (engine, interrupt) = store.interrupted_engine().await;
+        let here = volume_on(engine, clock.clone()).await;
+        let there = store.client(clock.clone()).await;
+        there.start_session(info("there"), HEARTBEAT).await.unwrap();
+        let ino = file(&there, "f").await;
+        there.flock(ino, 1, LockKind::Write, false).await.unwrap();
+        clock.advance(Duration::from_secs(61));
+        let (_stopper, stop) = stop_signal();
+        let late = there.clone();
+        let beat = async move {
+            late.beat(HEARTBEAT, &|_| Verdict::Continue).await.unwrap();
+        };
+        if claimed_first {
+            let expire = here.sessions().await.unwrap()[0].expire;
+            let claim = ClaimSession { sid: there.session(), expire };
+            assert!(here.run(&claim).await.unwrap());
+        }
+        let before = there.session();
+        interrupt.before_commit(beat);
+        here.clean_stale_sessions(Duration::ZERO, &stop).await.unwrap();
+        assert!(interrupt.has_happened());
+        assert_eq!(there.session() == before, !claimed_first);
+        let locks = outside(here.engine().read(&[Key::Flocks(ino)]).await).unwrap();
+        assert_eq!(locks[0].is_some(), !claimed_first, "a session that lives keeps its locks");
+        assert_eq!(here.sessions().await.unwrap().len(), 1);
+    }
+}
+
+/// A client whose clock is behind by more than a session lives writes heartbeats that look past to everybody else.
+#[tokio::test]
+async fn a_client_whose_clock_is_wrong_but_that_is_heard_of_is_alive() {
+    let store = Store::new().await;
+    let (behind, ahead) = (ManualClock::at(1_700_000_000_000_000_000), ManualClock::at(1_700_000_300_000_000_000));
+    let behind = Arc::new(behind);
+    let here = store.client(Arc::new(ahead)).await;
+    let there = store.client(behind.clone()).await;
+    there.start_session(info("there"), HEARTBEAT).await.unwrap();
+    let (_stopper, stop) = stop_signal();
+    const UNHEARD: Duration = Duration::from_millis(400);
     let late = there.clone();
-    interrupt.before_commit(async move {
-        late.beat(HEARTBEAT, &|_| Verdict::Continue).await.unwrap();
+    let beats = tokio::spawn(async move {
+        for _ in 0..3 {
+            tokio::time::sleep(UNHEARD / 4).await;
+            behind.advance(HEARTBEAT);
+            late.beat(HEARTBEAT, &|_| Verdict::Continue).await.unwrap();
+        }
     });
-    here.clean_stale_sessions(&stop).await.unwrap();
-    assert!(interrupt.has_happened());
+    assert_eq!(here.clean_stale_sessions(UNHEARD, &stop).await.unwrap(), 0, "it was heard of meanwhile");
+    beats.await.unwrap();
     assert_eq!(here.sessions().await.unwrap().len(), 1);
+    assert_eq!(here.clean_stale_sessions(UNHEARD, &stop).await.unwrap(), 1, "and now it was not");
 }
 
 /// The records where a session holds a lock are found by it, where the store keeps a list of them (Redis); others hold
