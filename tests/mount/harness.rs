@@ -224,8 +224,10 @@ impl Volume {
     pub fn run_format(&self, binary: impl AsRef<Path>, store: Store, options: &[&str]) {
         let (storage, bucket) = match store {
             Store::File => {
+                // With shards each has its number in the name.
+                let number = if options.contains(&"--shards") { "%d" } else { "" };
                 let objects = self.objects.clone().unwrap_or_else(|| self.dir.path().join("objects"));
-                ("file", format!("{}/", objects.display()))
+                ("file", format!("{}{number}/", objects.display()))
             }
             Store::S3 => {
                 let port = self.s3_port.unwrap_or_else(|| Weed::shared().s3_port);

@@ -34,7 +34,7 @@ const CELLS_MAX: usize = (1 << 20) / CELL;
 /// Cells of a write, mostly; one in ten is longer.
 const WRITE_CELLS: usize = 400;
 /// Dead mounts are cleaned up after so long.
-const CLEANED: Duration = Duration::from_secs(120);
+const CLEANED: Duration = Duration::from_secs(200);
 
 /// A regular file as its writer knows it.
 #[derive(Clone, Debug, Default)]

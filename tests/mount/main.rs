@@ -54,5 +54,6 @@ mod life;
 mod peer;
 mod posix;
 mod proxy;
+mod several;
 mod tools;
 mod work;

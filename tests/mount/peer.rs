@@ -1,6 +1,6 @@
 //! Volumes cross between SluiceFS and the peer (JuiceFS 1.4.2) in both directions: equal bytes, attributes, extended
-//! attributes, ACLs and link counts, and nothing for the peer's `fsck` to complain about. So do encrypted ones, with
-//! the keys of `src/object/envelope/testkeys`.
+//! attributes, ACLs and link counts, and nothing for either `fsck` or `gc` to complain about; whatever the engine, the
+//! compression, the encryption, the names and the sizes of the blocks.
 
 use crate::harness::{Engine, Mount, SLUICE, Store, Volume, output, program, ready, run, sh};
 use std::path::PathBuf;
@@ -80,12 +80,6 @@ fn is_whole(volume: &Volume) {
     }
 }
 
-fn crosses(engine: Engine, from_peer: bool) {
-    if prepared(engine) {
-        carry(&Volume::unformatted(engine), from_peer, &["--enable-acl", "--trash-days", "1"]);
-    }
-}
-
 /// One side formats and fills the volume, the other one reads it and goes on, the first one reads what came of it.
 fn carry(volume: &Volume, from_peer: bool, format: &[&str]) {
     let (first, second) = if from_peer { (peer(), PathBuf::from(SLUICE)) } else { (PathBuf::from(SLUICE), peer()) };
@@ -98,7 +92,7 @@ fn carry(volume: &Volume, from_peer: bool, format: &[&str]) {
         text
     };
     assert!(written.lines().count() > 300, "the tree was not made:\n{written}");
-    is_whole(&volume);
+    is_whole(volume);
     let mount = volume.mount_with(&second, &["--enable-xattr"]);
     let read = describe(&mount);
     for (a, b) in written.lines().zip(read.lines()) {
@@ -111,42 +105,57 @@ fn carry(volume: &Volume, from_peer: bool, format: &[&str]) {
         "cp -a data copied && diff -r --no-dereference -x device -x fifo data copied && rm -rf data && mv copied data && echo more >> data/small",
     );
     mount.umount();
-    is_whole(&volume);
+    is_whole(volume);
     let back = volume.mount_with(&first, &["--enable-xattr"]);
     assert_eq!(std::fs::read_to_string(back.path("data/small")).expect("readable"), "hellomore\n");
     back.umount();
 }
 
-#[test]
-fn the_peer_reads_our_sqlite_volume() {
-    crosses(Engine::Sqlite, false);
+/// How an encrypted volume is sealed: the key (see `src/object/envelope/testkeys`) and the algorithm.
+type Cipher = Option<(&'static str, &'static str)>;
+
+const PLAIN: Cipher = None;
+const AES: Cipher = Some(("rsa-pkcs1-aes256", "aes256gcm-rsa"));
+const AES_PKCS8: Cipher = Some(("rsa-pkcs8-pbkdf2", "aes256gcm-rsa"));
+const CHACHA: Cipher = Some(("rsa-pkcs1-aes256", "chacha20-rsa"));
+const SM4: Cipher = Some(("sm2-pkcs8-pbkdf2", "sm4gcm"));
+
+/// What distinguishes the volumes of the matrix.
+#[derive(Clone, Copy)]
+struct Layout {
+    engine: Engine,
+    compression: &'static str,
+    cipher: Cipher,
+    hash_prefix: bool,
+    block_kib: u32,
+    /// Format options beyond those.
+    more: &'static [&'static str],
+    /// Who formats and fills it; the other one goes on.
+    from_peer: bool,
 }
 
-#[test]
-fn the_peer_reads_our_redis_volume() {
-    crosses(Engine::Redis, false);
-}
-
-#[test]
-fn we_read_the_peers_sqlite_volume() {
-    crosses(Engine::Sqlite, true);
-}
-
-#[test]
-fn we_read_the_peers_redis_volume() {
-    crosses(Engine::Redis, true);
-}
-
-/// An encrypted volume with a key that has a passphrase.
-fn crosses_encrypted(key: &str, algorithm: &str, compression: &str, from_peer: bool) {
-    if !prepared(Engine::Sqlite) {
+fn crosses(layout: Layout) {
+    if !prepared(layout.engine) {
         return;
     }
-    let volume = Volume::unformatted(Engine::Sqlite).with_env("JFS_RSA_PASSPHRASE", "test-passphrase");
+    let block = format!("{}K", layout.block_kib);
+    let mut options =
+        vec!["--enable-acl", "--trash-days", "1", "--compress", layout.compression, "--block-size", &block];
+    options.extend(layout.more);
+    if layout.hash_prefix {
+        options.push("--hash-prefix");
+    }
+    let volume = Volume::unformatted(layout.engine);
+    let Some((key, algorithm)) = layout.cipher else { return carry(&volume, layout.from_peer, &options) };
+    let volume = volume.with_env("JFS_RSA_PASSPHRASE", "test-passphrase");
     let key = format!("{}/src/object/envelope/testkeys/{key}.pem", env!("CARGO_MANIFEST_DIR"));
-    let options = ["--encrypt-rsa-key", &key, "--encrypt-algo", algorithm, "--compress", compression, "--enable-acl"];
-    carry(&volume, from_peer, &options);
-    // The record shows no key, and nobody gets in without the passphrase, or with another one.
+    options.extend(["--encrypt-rsa-key", &key, "--encrypt-algo", algorithm]);
+    carry(&volume, layout.from_peer, &options);
+    needs_its_passphrase(&volume, algorithm);
+}
+
+/// The record shows no key, and nobody gets in without the passphrase, or with another one.
+fn needs_its_passphrase(volume: &Volume, algorithm: &str) {
     let status = volume.sluice(&["status", &volume.meta_url]);
     assert!(status.contains(r#""EncryptKey": "removed""#) && status.contains(algorithm), "{status}");
     let point = volume.dir.path().join("nowhere");
@@ -161,32 +170,74 @@ fn crosses_encrypted(key: &str, algorithm: &str, compression: &str, from_peer: b
     }
 }
 
-#[test]
-fn we_read_the_peers_aes_volume() {
-    crosses_encrypted("rsa-pkcs1-aes256", "aes256gcm-rsa", "none", true);
+/// One test for each layout, and `LAYOUTS` of them all.
+macro_rules! layouts {
+    ($($name:ident: $engine:ident, $compression:literal, $cipher:ident, $hash_prefix:literal, $block_kib:literal, $more:expr, $from_peer:literal;)*) => {
+        /// Volumes of many layouts, crossing in both directions.
+        mod matrix {
+            use super::*;
+
+            const LAYOUTS: &[Layout] = &[$(layouts!(@ $engine, $compression, $cipher, $hash_prefix, $block_kib, $more, $from_peer)),*];
+
+            $(
+                #[test]
+                fn $name() {
+                    crosses(layouts!(@ $engine, $compression, $cipher, $hash_prefix, $block_kib, $more, $from_peer));
+                }
+            )*
+
+            /// Any two properties meet in some layout.
+            #[test]
+            fn every_pair_of_properties_is_covered() {
+                let facts = |l: &Layout| {
+                    [
+                        format!("{:?}", l.engine),
+                        l.compression.to_owned(),
+                        l.cipher.map_or("plain", |(_, algorithm)| algorithm).to_owned(),
+                        format!("hash prefix {}", l.hash_prefix),
+                        format!("{} KiB", l.block_kib),
+                        format!("from the peer {}", l.from_peer),
+                    ]
+                };
+                let all: Vec<_> = LAYOUTS.iter().map(facts).filter(|facts| facts[2] != "sm4gcm").collect();
+                assert!(all.len() >= 14);
+                for (i, j) in (0..6).flat_map(|i| (0..i).map(move |j| (i, j))) {
+                    for (a, b) in all.iter().flat_map(|a| all.iter().map(move |b| (&a[i], &b[j]))) {
+                        assert!(all.iter().any(|facts| facts[i] == *a && facts[j] == *b), "{a} with {b}");
+                    }
+                }
+            }
+        }
+    };
+    (@ $engine:ident, $compression:literal, $cipher:ident, $hash_prefix:literal, $block_kib:literal, $more:expr, $from_peer:literal) => {
+        Layout {
+            engine: Engine::$engine,
+            compression: $compression,
+            cipher: $cipher,
+            hash_prefix: $hash_prefix,
+            block_kib: $block_kib,
+            more: $more,
+            from_peer: $from_peer,
+        }
+    };
 }
 
-#[test]
-fn the_peer_reads_our_aes_volume_with_lz4() {
-    crosses_encrypted("rsa-pkcs8-pbkdf2", "aes256gcm-rsa", "lz4", false);
-}
-
-#[test]
-fn we_read_the_peers_chacha_volume_with_lz4() {
-    crosses_encrypted("rsa-pkcs1-aes256", "chacha20-rsa", "lz4", true);
-}
-
-#[test]
-fn the_peer_reads_our_chacha_volume() {
-    crosses_encrypted("rsa-pkcs1-aes256", "chacha20-rsa", "none", false);
-}
-
-#[test]
-fn we_read_the_peers_sm4_volume_with_an_sm2_key() {
-    crosses_encrypted("sm2-pkcs8-pbkdf2", "sm4gcm", "zstd", true);
-}
-
-#[test]
-fn the_peer_reads_our_sm4_volume_with_an_sm2_key() {
-    crosses_encrypted("sm2-pkcs8-pbkdf2", "sm4gcm", "none", false);
+layouts! {
+    sqlite_plain_small_blocks: Sqlite, "none", PLAIN, false, 64, &[], false;
+    redis_plain: Redis, "none", PLAIN, false, 4096, &[], false;
+    sqlite_plain: Sqlite, "none", PLAIN, false, 4096, &[], true;
+    redis_aes_prefix: Redis, "none", AES, true, 4096, &[], true;
+    sqlite_chacha_large_blocks: Sqlite, "none", CHACHA, true, 16384, &[], false;
+    redis_lz4_prefix_large_blocks: Redis, "lz4", PLAIN, true, 16384, &[], true;
+    sqlite_lz4_aes: Sqlite, "lz4", AES_PKCS8, false, 64, &[], false;
+    redis_lz4_chacha: Redis, "lz4", CHACHA, false, 4096, &[], true;
+    sqlite_zstd_prefix: Sqlite, "zstd", PLAIN, true, 4096, &[], false;
+    redis_zstd_aes_large_blocks: Redis, "zstd", AES, false, 16384, &[], false;
+    sqlite_zstd_chacha_small_blocks: Sqlite, "zstd", CHACHA, true, 64, &[], true;
+    redis_prefix_small_blocks_in_shards: Redis, "none", PLAIN, true, 64, &["--shards", "3"], true;
+    sqlite_aes_large_blocks: Sqlite, "none", AES, false, 16384, &[], true;
+    redis_zstd_in_shards: Redis, "zstd", PLAIN, false, 4096, &["--shards", "2"], true;
+    sqlite_lz4_chacha_prefix: Sqlite, "lz4", CHACHA, true, 4096, &[], false;
+    sqlite_zstd_sm4_with_an_sm2_key: Sqlite, "zstd", SM4, false, 4096, &[], true;
+    redis_sm4_with_an_sm2_key: Redis, "none", SM4, false, 4096, &[], false;
 }
