@@ -35,15 +35,7 @@ fn compact(path: &Path, threads: u16) -> anyhow::Result<()> {
     let ino = metadata.ino();
     let mut body = ino.to_be_bytes().to_vec();
     body.extend(threads.to_be_bytes());
-    let mut shown = false;
-    let answer = control::request(&mut file, control::COMPACT, &body, |_, done| {
-        shown = true;
-        progress::line("compacted files", done);
-    });
-    if shown {
-        progress::clear();
-    }
-    match answer? {
+    match progress::asked(&mut file, control::COMPACT, &body, "compacted files", |_, done| done)? {
         Answer::Done | Answer::Data(_) => tracing::info!("compact [{ino}:{absolute:?}] success."),
         Answer::Errno(errno) => bail!("compact [{ino}:{absolute:?}]: {errno}"),
     }

@@ -2,10 +2,12 @@
 //! SIGINT, which asks the work to stop where it is. A second one ends the process, as does work that does not stop in
 //! time: what it waits for may never answer, and all of it can be cut short anywhere.
 
+use super::control::{self, Answer};
 use super::signal::Termination;
 use crate::tools::{Progress, Watch};
 use crate::util::task::stop_signal;
 use anyhow::Context as _;
+use std::fs::File;
 use std::io::{IsTerminal as _, Write as _};
 use std::sync::Arc;
 use std::time::Duration;
@@ -81,9 +83,25 @@ pub fn clear() {
     let _ = write!(std::io::stderr().lock(), "\r\x1b[K");
 }
 
-/// Shows what a mount reports of a request, on a terminal.
-pub fn line(what: &str, done: u64) {
-    if std::io::stderr().is_terminal() {
-        let _ = write!(std::io::stderr().lock(), "\r\x1b[K{what}: {done}");
+/// Sends a request to a mount and shows on a terminal how far it is: `count` picks from what the mount reports, `what`
+/// says of what.
+pub fn asked(
+    file: &mut File,
+    command: u32,
+    body: &[u8],
+    what: &str,
+    count: fn(u64, u64) -> u64,
+) -> anyhow::Result<Answer> {
+    let is_terminal = std::io::stderr().is_terminal();
+    let mut shown = false;
+    let answer = control::request(file, command, body, |first, second| {
+        shown = true;
+        if is_terminal {
+            let _ = write!(std::io::stderr().lock(), "\r\x1b[K{what}: {}", count(first, second));
+        }
+    });
+    if shown {
+        clear();
     }
+    answer
 }

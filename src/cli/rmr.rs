@@ -45,15 +45,7 @@ fn remove(path: &Path, skip_trash: bool, threads: u8) -> anyhow::Result<()> {
     body.push(u8::try_from(name.len()).with_context(|| format!("RMR {path:?}: its name is too long"))?);
     body.extend(name.as_bytes());
     body.extend([if skip_trash { SKIP_TRASH } else { 0 }, threads]);
-    let mut shown = false;
-    let answer = control::request(&mut file, control::REMOVE, &body, |removed, _| {
-        shown = true;
-        progress::line("removed", removed);
-    });
-    if shown {
-        progress::clear();
-    }
-    match answer? {
+    match progress::asked(&mut file, control::REMOVE, &body, "removed", |removed, _| removed)? {
         Answer::Done | Answer::Data(_) => Ok(()),
         Answer::Errno(errno) => {
             bail!("RMR {path:?}: {}", nix::errno::Errno::from_raw(errno.raw()).desc().to_lowercase())

@@ -148,6 +148,15 @@ struct Kernel {
     notices: OnceLock<Arc<Notices>>,
 }
 
+impl Kernel {
+    /// Before the session is set up there is nothing that it could remember.
+    fn forget_attributes(&self, ino: Ino) {
+        if let Some(notices) = self.notices.get() {
+            notices.forget_attributes(ino);
+        }
+    }
+}
+
 impl Files {
     fn serve(&self, req: &fuser::Request, request: Request<'_>, reply: Slot) {
         let origin = Origin { unique: req.unique().0, uid: req.uid(), gid: req.gid(), pid: req.pid() };
@@ -612,9 +621,7 @@ impl Slot {
             (Slot::Empty(reply), Answer::Done) => reply.ok(),
             (Slot::Empty(reply), Answer::Locked(ino)) => {
                 // Whoever looks at the length under the lock sees what the last holder left.
-                if let Some(notices) = kernel.notices.get() {
-                    notices.forget_attributes(ino);
-                }
+                kernel.forget_attributes(ino);
                 reply.ok();
             }
             (Slot::Entry(reply), Answer::Node(node)) => {
@@ -636,9 +643,8 @@ impl Slot {
             (Slot::Open(reply), Answer::Opened(opening)) => {
                 if let Some((ino, seen)) = opening.seen
                     && !kernel.told.knows(ino, seen)
-                    && let Some(notices) = kernel.notices.get()
                 {
-                    notices.forget_attributes(ino);
+                    kernel.forget_attributes(ino);
                 }
                 reply.opened(FileHandle(opening.handle.0), open_flags(&opening));
             }

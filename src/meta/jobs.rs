@@ -9,7 +9,7 @@
 use super::engine::{Change, Cursor, Scan};
 use super::reclaim::{Removal, SliceRemover, unreference, unreferenced};
 use super::record::{Counter, Key, Record};
-use super::session::{DEFAULT_HEARTBEAT, clamp_heartbeat, unheard};
+use super::session::{pace, unheard};
 use super::txn::{DelayedSlicesOf, Operation, Settled, Tx};
 use super::{Meta, outside};
 use crate::base::{Ino, Outcome, SliceId};
@@ -167,10 +167,7 @@ impl Meta {
             return Vec::new();
         }
         // Without a heartbeat of its own a client looks for dead ones at the default pace.
-        let heartbeat = match clamp_heartbeat(heartbeat) {
-            Duration::ZERO => DEFAULT_HEARTBEAT,
-            beat => beat,
-        };
+        let heartbeat = pace(heartbeat);
         // The signal is replaced in each turn.
         let removal = Removal::new(remover, max_deletes, stop_signal().1);
         let job = |chore, period, distance_seconds| -> Arc<dyn Job> {

@@ -31,7 +31,7 @@ const ALIVE_FOREVER_SECONDS: i64 = 365 * 86_400;
 /// For so many heartbeats a session that looks past is watched before it is cleaned.
 const HEARTBEATS_UNHEARD: u32 = 3;
 /// The heartbeat of a client that says nothing else.
-pub(super) const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(12);
+const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(12);
 const HEARTBEAT_MIN: Duration = Duration::from_secs(1);
 const HEARTBEAT_MAX: Duration = Duration::from_secs(600);
 /// Stale sessions cleaned in one go.
@@ -262,8 +262,15 @@ pub fn clamp_heartbeat(heartbeat: Duration) -> Duration {
 /// How long a session that looks past is watched by a client, or a tool, with this heartbeat. Others are taken to have
 /// a similar one.
 pub fn unheard(heartbeat: Duration) -> Duration {
-    let heartbeat = clamp_heartbeat(heartbeat);
-    HEARTBEATS_UNHEARD * if heartbeat.is_zero() { DEFAULT_HEARTBEAT } else { heartbeat }
+    HEARTBEATS_UNHEARD * pace(heartbeat)
+}
+
+/// How often a client with this heartbeat does what belongs to one: at the default pace when it has none.
+pub(super) fn pace(heartbeat: Duration) -> Duration {
+    match clamp_heartbeat(heartbeat) {
+        Duration::ZERO => DEFAULT_HEARTBEAT,
+        beat => beat,
+    }
 }
 
 impl Meta {
@@ -310,9 +317,8 @@ impl Meta {
         on_news: impl Fn(SessionNews) -> Verdict + Send + Sync,
         stop: StopSignal,
     ) -> SessionEnd {
-        let heartbeat = clamp_heartbeat(heartbeat);
-        // Without heartbeats the format document is still followed, at the peer's default pace.
-        let pause = if heartbeat.is_zero() { DEFAULT_HEARTBEAT } else { heartbeat };
+        // Without heartbeats the format document is still followed.
+        let pause = pace(heartbeat);
         while stop.sleep(jittered(pause)).await {
             match self.beat(heartbeat, &on_news).await {
                 Ok(Verdict::Continue) => {}

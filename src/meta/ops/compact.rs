@@ -94,14 +94,18 @@ impl ReplaceSlices<'_> {
         self.read[self.skipped..].iter().filter(|s| !s.is_hole())
     }
 
-    /// How many references go, by slice.
     fn released(&self) -> BTreeMap<(SliceId, u32), i64> {
-        let mut released = BTreeMap::new();
-        for slice in self.replaced() {
-            *released.entry((slice.id, slice.size)).or_default() += 1;
-        }
-        released
+        released(self.replaced())
     }
+}
+
+/// How many references go with records that go, by slice. Holes have none.
+pub(super) fn released<'a>(records: impl Iterator<Item = &'a Slice>) -> BTreeMap<(SliceId, u32), i64> {
+    let mut released = BTreeMap::new();
+    for slice in records.filter(|slice| !slice.is_hole()) {
+        *released.entry((slice.id, slice.size)).or_default() += 1;
+    }
+    released
 }
 
 impl Operation for ReplaceSlices<'_> {

@@ -4,29 +4,18 @@
 //! It differs from compaction in two ways. The old slices do not wait in the trash, for a volume with lost data would
 //! go on missing them there; and the file's times change, for its content does.
 
-use crate::base::{AttrPatch, ChunkIndex, Errno, Ino, Kind, Outcome, Slice, SliceId};
+use super::compact::released;
+use crate::base::{AttrPatch, ChunkIndex, Errno, Ino, Kind, Outcome, Slice};
 use crate::meta::Meta;
 use crate::meta::engine::Change;
 use crate::meta::record::{Key, Record};
 use crate::meta::txn::{AttrOf, ChunkPrefixOf, Operation, Settled, Tx};
-use std::collections::BTreeMap;
 
 struct Substitute<'a> {
     ino: Ino,
     index: ChunkIndex,
     read: &'a [Slice],
     with: Slice,
-}
-
-impl Substitute<'_> {
-    /// How many references go, by slice.
-    fn released(&self) -> BTreeMap<(SliceId, u32), i64> {
-        let mut released = BTreeMap::new();
-        for slice in self.read.iter().filter(|slice| !slice.is_hole()) {
-            *released.entry((slice.id, slice.size)).or_default() += 1;
-        }
-        released
-    }
 }
 
 impl Operation for Substitute<'_> {
@@ -47,7 +36,7 @@ impl Operation for Substitute<'_> {
         if !self.with.is_hole() {
             tx.change(Change::Put(Key::SliceRef(self.with.id, self.with.size), Record::Number(1)));
         }
-        for ((id, size), references) in self.released() {
+        for ((id, size), references) in released(self.read.iter()) {
             tx.change(Change::AddSliceRef { id, size, delta: -references });
         }
         tx.patch(self.ino, AttrPatch::new().set_mtime(tx.now()).set_ctime(tx.now()));
@@ -79,7 +68,7 @@ impl Meta {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::Timestamp;
+    use crate::base::{SliceId, Timestamp};
     use crate::meta::check::check;
     use crate::meta::testing::{file, references, volume};
 
