@@ -353,12 +353,17 @@ impl Mount {
             .collect()
     }
 
-    /// `kill -9` of the client with all its processes, and the dead mount off its point.
-    pub fn kill(&self) {
+    /// Sends a signal to the client with all its processes.
+    pub fn signal(&self, signal: i32) {
         for pid in self.pids() {
             // SAFETY: kill has no preconditions; the processes are those of this mount.
-            unsafe { libc::kill(pid, libc::SIGKILL) };
+            unsafe { libc::kill(pid, signal) };
         }
+    }
+
+    /// `kill -9` of the client with all its processes, and the dead mount off its point.
+    pub fn kill(&self) {
+        self.signal(libc::SIGKILL);
         self.wait_for_exit();
         run(Command::new("umount").arg("-l").arg(&self.point));
     }

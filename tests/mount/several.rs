@@ -1,7 +1,9 @@
 //! Several mounts of one volume: what one of them does the others see, two that collide both get an answer that is
 //! right, and one that was away for too long does no harm when it comes back.
 
-use crate::harness::{Engine, Mount, SLUICE, Store, Volume, output, ready, run};
+use crate::harness::{Engine, Store, Volume, ready, run};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
@@ -50,23 +52,10 @@ fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).expect("the file opens")
 }
 
-fn signal(mount: &Mount, signal: i32) {
-    for pid in mount.pids() {
-        // SAFETY: kill has no preconditions; the processes are those of this mount.
-        unsafe { libc::kill(pid, signal) };
-    }
-}
-
 /// The tree and every object of the volume are as they should be.
 #[track_caller]
 fn is_whole(volume: &Volume) {
-    let fsck = output(volume.command(SLUICE).args(["fsck", &volume.meta_url]));
-    assert!(
-        fsck.status.success(),
-        "{}{}",
-        String::from_utf8_lossy(&fsck.stdout),
-        String::from_utf8_lossy(&fsck.stderr)
-    );
+    volume.sluice(&["fsck", &volume.meta_url]);
 }
 
 /// A mount that stands still (a stopped process, a suspended machine) until the others have taken it for dead: the lock
@@ -85,13 +74,13 @@ fn a_mount_that_was_taken_for_dead_fails_its_writes() {
         clean.write_all_at(b"clean", 0).expect("written");
         clean.sync_all().expect("fsync");
         file.write_all_at(&[b'b'; 3000], 1000).expect("taken, not committed");
-        signal(&paused, libc::SIGSTOP);
+        paused.signal(libc::SIGSTOP);
 
         let taken = open(&other.path("locked"));
         lock(&taken, Duration::from_secs(90));
         taken.write_all_at(&[b'c'; 2000], 2000).expect("written by the new holder");
         taken.sync_all().expect("fsync of the new holder");
-        signal(&paused, libc::SIGCONT);
+        paused.signal(libc::SIGCONT);
 
         assert!(file.sync_all().is_err(), "{engine:?}: what was not committed was acknowledged");
         eventually("the client knows", || paused.log_text().contains("took this one for dead"));
@@ -241,13 +230,8 @@ fn four_mounts_contend_for_one_directory() {
 
 /// Answers how many operations were done. What may be: the name is there or is not, or is another kind by now.
 fn contend(dir: &Path, worker: u64, names: u64, end: Instant) -> usize {
-    let mut state = worker.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut random = |below: u64| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state % below
-    };
+    let mut source = StdRng::seed_from_u64(worker);
+    let mut random = |below: u64| source.random_range(0..below);
     let mut done = 0;
     while Instant::now() < end {
         let (a, b) = (dir.join(random(names).to_string()), dir.join(random(names).to_string()));
