@@ -259,6 +259,140 @@ fn secrets_are_never_shown() {
     assert!(!stored.windows(7).any(|window| window == b"hunter2"), "secrets are sealed in the record");
 }
 
+/// The record of a volume, as it is stored.
+fn stored(place: &Place) -> String {
+    let meta = rusqlite::Connection::open(place.path().join("meta.db")).expect("the metadata");
+    meta.query_row("SELECT value FROM jfs_setting WHERE name = 'format'", (), |row| row.get(0)).expect("the record")
+}
+
+fn store(place: &Place, record: &[u8]) {
+    let meta = rusqlite::Connection::open(place.path().join("meta.db")).expect("the metadata");
+    let put = "UPDATE jfs_setting SET value = CAST(?1 AS TEXT) WHERE name = 'format'";
+    assert_eq!(meta.execute(put, [record]).expect("UPDATE"), 1);
+}
+
+/// All that must stay as it is when a command is refused.
+fn everything(place: &Place) -> (String, Vec<String>) {
+    let mut objects: Vec<String> = std::fs::read_dir(place.path().join("objects/vol"))
+        .expect("the objects")
+        .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+        .collect();
+    objects.sort();
+    (stored(place), objects)
+}
+
+/// Runs a command that must be refused: one line that says why and no secret, soon, with nothing written.
+fn refused(place: &Place, words: &[&str], why: &str) {
+    let before = everything(place);
+    let started = std::time::Instant::now();
+    let outcome = outcome(place.command().args(words).output().expect("the binary runs"));
+    assert!(started.elapsed().as_secs() < 20, "{words:?}: {:?}", started.elapsed());
+    let line = outcome.log.lines().last().unwrap_or_default();
+    assert_eq!(outcome.code, 1, "{words:?}: {}{}", outcome.out, outcome.log);
+    assert!(line.contains("<FATAL>") && line.contains(why), "{words:?} should say {why}: {}", outcome.log);
+    let all = outcome.out + &outcome.log;
+    assert!(!all.contains("hunter2") && !all.contains("panicked") && !all.contains('\u{1b}'), "{all}");
+    assert_eq!(everything(place), before, "{words:?}");
+}
+
+#[test]
+fn volumes_that_ask_for_more_are_refused_and_left_alone() {
+    let place = Place::new();
+    assert_eq!(place.format("--secret-key hunter2hunter2").code, 0);
+    let record = stored(&place);
+    let with = |key: &str, value: Value| {
+        let mut record: Value = serde_json::from_str(&record).expect("JSON");
+        record[key] = value;
+        record.to_string()
+    };
+    let uuid = place.record()["UUID"].as_str().expect("a UUID").to_string();
+    for (record, why) in [
+        (with("MetaVersion", 2.into()), "metadata version"),
+        (with("MetaVersion", i64::MAX.into()), "metadata version"),
+        (with("MinClientVersion", "9.0.0".into()), "9.0.0 or newer"),
+        (with("MaxClientVersion", "1.0.0".into()), "1.0.0 or older"),
+        (with("MinClientVersion", "x\ny".into()), "version string"),
+        (with("Compression", "brotli".into()), "brotli"),
+        (with("BlockSize", 0.into()), "block size"),
+        (with("BlockSize", u64::MAX.into()), "block size"),
+        (with("ChangeLog", true.into()), "change log"),
+        (with("SecretKey", serde_json::json!(["hunter2"])), "SecretKey"),
+        ("[]".into(), "does not decode"),
+        ("{".into(), "does not decode"),
+        (String::new(), "does not decode"),
+    ] {
+        store(&place, record.as_bytes());
+        refused(&place, &["mount", "sqlite3://meta.db", "mnt"], why);
+    }
+    store(&place, &[0xFF, 0xFE, b'{']);
+    let outcome = place.run("mount sqlite3://meta.db mnt");
+    assert!(outcome.code == 1 && outcome.log.contains("does not decode"), "{}", outcome.log);
+    // What is wrong in another way than being newer can still be looked at, and a newer one can be told apart.
+    store(&place, with("MetaVersion", 7.into()).as_bytes());
+    assert_eq!(place.record()["MetaVersion"], 7);
+    let line = place.fails("config sqlite3://meta.db --trash-days 5 -y");
+    assert!(line.contains("metadata version"), "{line}");
+    let line = place.fails("format sqlite3://meta.db vol --trash-days 5");
+    assert!(line.contains("metadata version"), "{line}");
+    let line = place.fails(&format!("destroy -y sqlite3://meta.db {uuid}"));
+    assert!(line.contains("metadata version"), "{line}");
+    assert_eq!(place.record()["MetaVersion"], 7);
+}
+
+#[test]
+fn what_newer_clients_have_stored_survives_a_change() {
+    let place = Place::new();
+    assert_eq!(place.format("").code, 0);
+    let mut record: Value = serde_json::from_str(&stored(&place)).expect("JSON");
+    record["Later"] = serde_json::json!({"Deep": [1, 2.5, null, {"x": "y"}], "Big": u64::MAX});
+    record["TrashDays"] = 3.into();
+    record["Tiers"]["0"]["Newer"] = true.into();
+    store(&place, record.to_string().as_bytes());
+    place.ok("config sqlite3://meta.db --trash-days 4");
+    place.ok("format sqlite3://meta.db vol --inodes 100");
+    let now: Value = serde_json::from_str(&stored(&place)).expect("JSON");
+    assert_eq!((&now["Later"], &now["Tiers"]), (&record["Later"], &record["Tiers"]));
+    assert_eq!(now["Inodes"], 100);
+}
+
+#[test]
+fn hostile_words_get_one_clear_line() {
+    let place = Place::new();
+    assert_eq!(place.format("").code, 0);
+    for (words, why) in [
+        (&["status", "redis://:hunter2"][..], "host:port"),
+        (&["status", "redis://:hunter2@h:99999/1"], "host:port"),
+        (&["status", "redis://:hunter2@h/99999999999"], "data base"),
+        (&["status", "redis://:hunter2@[::1/1"], "host:port"),
+        (&["status", "redis://:hunt%er2@h"], "percent"),
+        (&["status", "redis://:hunter2@127.0.0.1:1/1?unknown=hunter"], "refused"),
+        (&["status", "redis://:hunter2@a,b,c/1"], "Sentinel"),
+        (&["status", "unix://user:hunter2@relative.sock"], "absolute path"),
+        (&["status", "unix://:hunter2@/nowhere/redis.sock?db=x"], "data base"),
+        (&["status", "sqlite3://"], "no place"),
+        (&["status", "sqlite3://nowhere/at/all.db"], "open"),
+        (&["status", "sqlite3://a\nb.db"], "control character"),
+        (&["status", "what\n://hunter2"], "control character"),
+        (&["status", "mysql://u:hunter2@(h:1)/d"], "not in this build"),
+        (&["status", "--unknown\n=hunter2", "sqlite3://meta.db"], "unknown option: \"--unknown\\n\""),
+        (&["status", "sqlite3://meta.db", "--session", "x\ny"], "invalid value"),
+        (&["mount", "sqlite3://meta.db", "mnt", "--cache-size", "1\u{1b}[2J"], "invalid size"),
+        (&["mount", "sqlite3://meta.db", "mnt", "--attr-cache", "99999999999999999999h"], "too long"),
+        (&["mount", "sqlite3://meta.db", "mnt", "--buffer-size", "99999999999999999999"], "size"),
+        (&["mount", "sqlite3://meta.db", "mnt", "-o"], "requires a value"),
+        (&["config", "sqlite3://meta.db", "--capacity=-1"], "size"),
+        (&["config", "sqlite3://meta.db", "--trash-days", "99999999999999999999"], "trash-days"),
+        (&["format", "sqlite3://meta.db", "na/me"], "invalid name"),
+        (&["format", "sqlite3://meta.db", "..\n"], "invalid name"),
+        (&["format", "sqlite3://other.db", "vol", "--storage", "s4", "--bucket", "b"], "storage kind"),
+        (&["format", "sqlite3://other.db", "vol", "--storage", "s3", "--bucket", "http://:hunter2@"], "bucket"),
+    ] {
+        refused(&place, words, why);
+    }
+    let usage = place.run("status a b c d");
+    assert!(usage.code == 1 && usage.out.starts_with("ERROR: This command accept at most 1 argument"), "{}", usage.out);
+}
+
 #[test]
 fn a_mount_that_cannot_be_says_why_from_the_background() {
     let place = Place::new();
