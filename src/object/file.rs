@@ -1,7 +1,9 @@
 //! The store in a local directory (`spec/data.md` 3.6): a key is a path below the root.
 //!
-//! An object is written under a temporary name beside its target and renamed, so nobody sees a part of it. As in the
-//! reference client nothing is synced to the device: the directory's file system decides how durable it is.
+//! An object is written under a temporary name beside its target and renamed, so nobody sees a part of it. A writer that
+//! dies leaves the temporary file behind; like the reference client, this store lists such a file as an object of that
+//! name ([`is_unfinished`]), because nobody else could find and remove it. As in the reference client nothing is synced
+//! to the device: the directory's file system decides how durable it is.
 //!
 //! A read first tries what needs no disk ([`crate::util::fileio`]) on the thread that asks; the rest, and writes, go
 //! to threads that may wait, at most [`IO_MAX`] at a time. Small objects are written in place when a task of the
@@ -167,12 +169,14 @@ fn write(path: &Path, body: &Payload) -> io::Result<()> {
     let written = body.iter().try_for_each(|piece| file.write_all(piece));
     drop(file);
     written.and_then(|()| fs::rename(&temporary, path)).inspect_err(|_| {
-        // The first error is the one to report; a leftover temporary file is not listed and does no harm.
+        // The first error is the one to report; a temporary file that stays is found like one of a writer that died.
         let _ = fs::remove_file(&temporary);
     })
 }
 
-fn is_temporary(name: &str) -> bool {
+/// Whether a key is the temporary name of an object that is being written, or was when its writer died.
+pub fn is_unfinished(key: &str) -> bool {
+    let name = key.rsplit('/').next().unwrap_or_default();
     name.starts_with(".jfs.") && name.contains(".tmp.")
 }
 
@@ -187,9 +191,6 @@ fn walk(dir: &Path, base: &str, prefix: &str, after: &str, limit: usize, out: &m
         let entry = entry?;
         // No key of a volume is anything but text.
         let Ok(mut name) = entry.file_name().into_string() else { continue };
-        if is_temporary(&name) {
-            continue;
-        }
         let is_dir = entry.file_type()?.is_dir();
         if is_dir {
             name.push('/');
@@ -358,7 +359,9 @@ mod tests {
         for key in keys.iter().filter(|k| *k != "a") {
             store.put(key, vec![0; 3].into()).await.unwrap();
         }
-        fs::write(dir.path().join("root/a/.jfs.x.tmp.123"), "").unwrap();
+        // What a writer left that died.
+        fs::write(dir.path().join("root/a/.jfs.1_0_5.tmp.123"), "").unwrap();
+        keys.push("a/.jfs.1_0_5.tmp.123".to_owned());
         keys.retain(|k| k != "a");
         keys.sort();
         let listed = |page: Vec<Listed>| page.into_iter().map(|l| l.key).collect::<Vec<_>>();
@@ -367,6 +370,16 @@ mod tests {
             assert_eq!(listed(store.list("", after, 2).await.unwrap()), keys[i + 1..keys.len().min(i + 3)]);
         }
         assert_eq!(listed(store.list("a/b", "", 99).await.unwrap()), ["a/b/1", "a/b/2"]);
+    }
+
+    #[test]
+    fn unfinished_objects_are_known_by_their_names() {
+        for key in ["chunks/0/0/.jfs.1_0_5.tmp.0badcafe", ".jfs..tmp."] {
+            assert!(is_unfinished(key), "{key}");
+        }
+        for key in ["", "chunks/0/0/1_0_5", ".jfs.tmp", "jfs.1_0_5.tmp.1", ".jfs.1_0_5.tmp.1/x"] {
+            assert!(!is_unfinished(key), "{key}");
+        }
     }
 
     #[tokio::test]

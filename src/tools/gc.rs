@@ -22,7 +22,8 @@
 //! volumes without writers, or with writers that are known to be quick: an upload that is tried again and again during
 //! an outage can take many minutes.
 //!
-//! References that lead nowhere are found and dropped before the listing ([`super::references`]).
+//! References that lead nowhere are found and dropped before the listing ([`super::references`]). What a writer left in
+//! a directory store that died before an object was whole ([`is_unfinished`]) is leaked as soon as it is old enough.
 //!
 //! Objects of ids that were never handed out are not touched at all: a volume whose metadata was brought back from an
 //! old backup has such objects, and they are the only copy of what came after it. They are counted as skipped and told
@@ -45,6 +46,7 @@ use crate::meta::outside;
 use crate::meta::record::{Counter, Key, Record};
 use crate::meta::session::unheard;
 use crate::object::Listed;
+use crate::object::file::is_unfinished;
 use crate::vfs::compact::{Compacted, compact_once};
 use futures::{StreamExt, stream};
 use std::collections::{HashMap, HashSet};
@@ -70,7 +72,7 @@ pub struct Options {
 /// What was found, and done. A run that was cut short has seen only a part.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Objects with names of blocks.
+    /// Objects with names of blocks, and unfinished ones.
     pub scanned: u64,
     pub valid: Tally,
     /// Of slices that nothing refers to any more, and that are not removed yet.
@@ -154,7 +156,10 @@ pub async fn run(volume: &Volume, options: &Options, watch: &Watch, report: &mut
         }
         let next = table.next();
         let report = &mut *report;
-        let mut pass = Pass { volume, options, watch, report, table, orphans, before, ahead, candidates: Vec::new() };
+        let (candidates, unfinished) = (Vec::new(), Vec::new());
+        let first = from == 0;
+        let mut pass =
+            Pass { volume, options, watch, report, table, first, orphans, before, ahead, candidates, unfinished };
         pass.objects().await?;
         match next {
             Some(next) => from = next,
@@ -203,12 +208,16 @@ struct Pass<'a> {
     watch: &'a Watch,
     report: &'a mut Report,
     table: Table,
+    /// Unfinished objects belong to no slice of a table; the first pass has them.
+    first: bool,
     /// Leaked slices.
     orphans: HashSet<Sized>,
     /// What was put later is left alone.
     before: SystemTime,
     ahead: SliceId,
     candidates: Vec<(BlockKey, Listed)>,
+    /// Old enough to be leaked.
+    unfinished: Vec<Listed>,
 }
 
 impl Pass<'_> {
@@ -223,17 +232,31 @@ impl Pass<'_> {
             for object in page {
                 self.object(object).await?;
             }
-            if self.candidates.len() >= CANDIDATES_MAX {
-                self.second_look().await?;
+            if self.candidates.len() + self.unfinished.len() >= CANDIDATES_MAX {
+                self.remove().await?;
                 self.watch.progress.phase("objects");
             }
         }
-        self.second_look().await
+        self.remove().await
+    }
+
+    /// Judges what was held back, and with `delete` removes what is leaked.
+    async fn remove(&mut self) -> Outcome<()> {
+        self.second_look().await?;
+        let unfinished = std::mem::take(&mut self.unfinished);
+        match self.options.delete {
+            true => self.delete(unfinished).await,
+            false => Ok(()),
+        }
     }
 
     async fn object(&mut self, mut object: Listed) -> Outcome<()> {
-        let Some(key) = block_of(self.volume, &object.key) else { return Ok(()) };
-        if !self.table.covers(key.slice) {
+        let key = block_of(self.volume, &object.key);
+        let is_ours = match &key {
+            Some(key) => self.table.covers(key.slice),
+            None => self.first && is_unfinished(&object.key),
+        };
+        if !is_ours {
             return Ok(());
         }
         self.report.scanned += 1;
@@ -249,6 +272,11 @@ impl Pass<'_> {
             self.report.skipped.add(bytes);
             return Ok(());
         }
+        let Some(key) = key else {
+            self.report.leaked.add(bytes);
+            self.unfinished.push(object);
+            return Ok(());
+        };
         let row = self.table.see(&key, self.volume.block_size());
         if row.is_some_and(|row| self.orphans.contains(&(row.id, row.size))) {
             // Removed with its count, or not at all.

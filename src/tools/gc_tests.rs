@@ -56,6 +56,21 @@ async fn each_object_is_what_it_is_and_only_leaked_ones_go() {
 }
 
 #[tokio::test]
+async fn what_a_dead_writer_left_unfinished_is_leaked_once_it_is_old() {
+    let v = TestVolume::new().await;
+    v.write("a", 0, BLOCK).await;
+    let (old, young) = ("chunks/0/0/.jfs.77_0_512.tmp.0badcafe", "chunks/0/0/.jfs.78_0_512.tmp.0badcafe");
+    v.store.put(old, Vec::new().into()).await.unwrap();
+    *v.store.age.lock() = Duration::from_secs(60);
+    v.store.put(young, vec![1; 100].into()).await.unwrap();
+    let report = gc(&v, &options(false)).await;
+    assert_eq!((report.scanned, report.valid.count), (3, 1));
+    assert_eq!((report.leaked, report.skipped), (Tally { count: 1, bytes: 0 }, Tally { count: 1, bytes: 100 }));
+    assert_eq!(gc(&v, &options(true)).await.deleted.count, 1);
+    assert!(v.store.head(old).await.unwrap().is_none() && v.store.head(young).await.unwrap().is_some());
+}
+
+#[tokio::test]
 async fn a_block_that_does_not_fit_its_slice_is_leaked() {
     let v = TestVolume::new().await;
     let (_, (id, _)) = v.write("a", 0, 2 * BLOCK).await;
@@ -116,10 +131,12 @@ async fn an_object_that_was_put_anew_is_kept() {
         watch: &watch,
         report: &mut report,
         table,
+        first: true,
         orphans: HashSet::new(),
         before,
         ahead: SliceId(u64::MAX),
         candidates: Vec::new(),
+        unfinished: Vec::new(),
     };
     pass.delete(vec![listed]).await.unwrap();
     assert_eq!((report.deleted.count, v.names().await), (0, vec![name]));
