@@ -393,6 +393,95 @@ fn hostile_words_get_one_clear_line() {
     assert!(usage.code == 1 && usage.out.starts_with("ERROR: This command accept at most 1 argument"), "{}", usage.out);
 }
 
+/// Every row of the metadata.
+fn rows(place: &Place) -> Vec<(String, Vec<rusqlite::types::Value>)> {
+    let meta = rusqlite::Connection::open(place.path().join("meta.db")).expect("the metadata");
+    let mut tables = meta.prepare("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name").expect("SELECT");
+    let tables: Vec<String> = tables.query_map((), |row| row.get(0)).and_then(Iterator::collect).expect("names");
+    let mut all = Vec::new();
+    for table in tables {
+        let mut rows = meta.prepare(&format!("SELECT * FROM `{table}`")).expect("SELECT");
+        let width = rows.column_count();
+        let row = |row: &rusqlite::Row<'_>| (0..width).map(|column| row.get(column)).collect::<Result<Vec<_>, _>>();
+        let rows: Vec<Vec<_>> = rows.query_map((), row).and_then(Iterator::collect).expect("rows");
+        all.extend(rows.into_iter().map(|row| (table.clone(), row)));
+    }
+    all
+}
+
+#[test]
+fn a_damaged_volume_is_looked_at_and_left_as_it_is() {
+    let place = Place::new();
+    assert_eq!(place.format("--trash-days 0").code, 0);
+    let execute = |statements: &str| {
+        let meta = rusqlite::Connection::open(place.path().join("meta.db")).expect("the metadata");
+        meta.execute_batch(statements).expect(statements);
+    };
+    // A file of one block. Slice 1 is the only one, and its block is there.
+    execute(
+        "INSERT INTO jfs_node (inode, type, flags, mode, uid, gid, atime, mtime, ctime, nlink, length, parent)
+            VALUES (2, 1, 0, 420, 0, 0, 5, 5, 5, 1, 5, 1);
+        INSERT INTO jfs_edge (parent, name, inode, type) VALUES (1, CAST('file' AS BLOB), 2, 1);
+        INSERT INTO jfs_chunk (inode, indx, slices) VALUES (2, 0, x'000000000000000000000001000000050000000000000005');
+        INSERT INTO jfs_chunk_ref (chunkid, size, refs) VALUES (1, 5, 1);
+        UPDATE jfs_counter SET value = 3 WHERE name = 'nextInode';
+        UPDATE jfs_counter SET value = 2 WHERE name = 'nextChunk';
+        UPDATE jfs_counter SET value = 4096 WHERE name = 'usedSpace';
+        UPDATE jfs_counter SET value = 1 WHERE name = 'totalInodes';
+        UPDATE jfs_dir_stats SET data_length = 5, used_space = 4096, used_inodes = 1;",
+    );
+    let block = place.path().join("objects/vol/chunks/0/0/1_0_5");
+    std::fs::create_dir_all(block.parent().expect("a directory")).expect("a directory");
+    std::fs::write(&block, "hello").expect("an object");
+    place.ok("fsck sqlite3://meta.db");
+    place.ok("gc sqlite3://meta.db --delete --min-age 0");
+    let database = place.path().join("meta.db");
+    let whole = std::fs::read(&database).expect("the metadata");
+
+    for (damage, unseen) in [
+        ("UPDATE jfs_node SET type = 9 WHERE inode = 2", &[][..]),
+        ("UPDATE jfs_node SET mode = 'rw' WHERE inode = 2", &[]),
+        ("UPDATE jfs_node SET length = -1 WHERE inode = 2", &[]),
+        ("UPDATE jfs_edge SET type = 77", &["gc"]),
+        ("UPDATE jfs_edge SET inode = 99", &["gc"]),
+        ("UPDATE jfs_chunk SET slices = x'00'", &[]),
+        ("UPDATE jfs_chunk SET slices = CAST(replace(hex(slices), '5', '7') AS BLOB)", &["gc"]),
+        ("UPDATE jfs_chunk SET slices = x'FFFFFFFF0000000000000001000000050000000000000005'", &["gc"]),
+        ("UPDATE jfs_chunk SET indx = -1", &[]),
+        ("UPDATE jfs_counter SET value = 'many' WHERE name = 'usedSpace'", &["gc"]),
+        ("UPDATE jfs_counter SET value = 'many' WHERE name = 'nextChunk'", &["fsck"]),
+        ("INSERT INTO jfs_session2 VALUES (7, 'never', x'FF')", &["gc"]),
+        ("INSERT INTO jfs_delfile VALUES (9, -5, 'never')", &[]),
+        ("INSERT INTO jfs_delslices VALUES (9, 5, x'0102')", &[]),
+    ] {
+        execute(damage);
+        let before = rows(&place);
+        for command in ["status", "fsck", "fsck --json", "gc", "gc --json", "gc --delete --min-age 0"] {
+            let (name, options) = command.split_once(' ').unwrap_or((command, ""));
+            let started = std::time::Instant::now();
+            let outcome = place.run(&format!("{name} sqlite3://meta.db {options}"));
+            let told = format!("{command} after {damage}: {} {}{}", outcome.code, outcome.out, outcome.log);
+            assert!(started.elapsed().as_secs() < 20 && !told.contains("panicked"), "{told}");
+            assert!(outcome.code == 0 || outcome.log.lines().any(|line| line.contains("<FATAL>")), "{told}");
+            assert!(!outcome.log.contains("\\n"), "a table is in one line: {told}");
+            if damage.contains("jfs_node") && command == "fsck" {
+                assert!(outcome.log.contains("inode=2"), "which node? {told}");
+            }
+            // Status looks at little, and what it does not look at may be anything.
+            if name != "status" && !unseen.contains(&name) {
+                assert_eq!(outcome.code, 1, "{told}");
+            }
+            assert!(block.exists(), "{told}");
+            assert!(command.contains("--delete") || rows(&place) == before, "written by {told}");
+        }
+        std::fs::write(&database, &whole).expect("the metadata");
+        for file in ["meta.db-wal", "meta.db-shm"] {
+            let _ = std::fs::remove_file(place.path().join(file));
+        }
+    }
+    place.ok("fsck sqlite3://meta.db");
+}
+
 #[test]
 fn a_mount_that_cannot_be_says_why_from_the_background() {
     let place = Place::new();

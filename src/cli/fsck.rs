@@ -2,10 +2,12 @@
 //! for a volume that is whole (now), else 1.
 
 use super::{open, progress};
+use crate::base::fault::one_line;
 use crate::base::{Errno, Stop};
 use crate::config::units;
 use crate::config::volume::{Access, go_json};
 use crate::meta::check::Finding;
+use crate::telemetry::log::FATAL;
 use crate::tools::fsck::{self, Options, Report};
 use crate::tools::lost::{BrokenFile, LostBlock, OnLost};
 use anyhow::{Context as _, bail};
@@ -13,6 +15,7 @@ use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::os::unix::ffi::OsStringExt as _;
+use std::process::ExitCode;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -55,7 +58,7 @@ fn on_lost(text: &str) -> Result<OnLost, String> {
     }
 }
 
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let uri = open::meta_uri(&args.meta)?;
     let meta = open::meta(&uri).await?;
     let changes = args.repair || args.sync_dir_stat || args.lost_blocks != OnLost::Report;
@@ -87,7 +90,12 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         }
         Err(stop) => return Err(stop).context("check"),
     }
-    if report.is_clean() { Ok(()) } else { bail!(verdict(&report)) }
+    if report.is_clean() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    // Several lines, unlike other reasons to fail: a table is one of them.
+    tracing::error!(target: FATAL, "{}", verdict(&report));
+    Ok(ExitCode::FAILURE)
 }
 
 fn tell(report: &Report) {
@@ -131,7 +139,7 @@ fn tell(report: &Report) {
 }
 
 fn first_path(file: &BrokenFile) -> String {
-    file.paths.first().map_or_else(|| "?".into(), |path| String::from_utf8_lossy(path).into_owned())
+    file.paths.first().map_or_else(|| "?".into(), |path| one_line(&String::from_utf8_lossy(path)).into_owned())
 }
 
 /// Why the volume is not whole.
@@ -212,11 +220,14 @@ mod tests {
         let mut report = Report::default();
         let key = BlockKey { slice: SliceId(1), index: 1, size: 4_194_304 };
         report.lost.blocks.push(LostBlock { key, bytes: None });
-        let file =
-            BrokenFile { ino: Ino(4), paths: vec![b"/d/big".to_vec()], chunks: vec![ChunkIndex(0)], mended: None };
+        let file = BrokenFile {
+            ino: Ino(4),
+            paths: vec![b"/d/big\n\x1b[2J".to_vec()],
+            chunks: vec![ChunkIndex(0)],
+            mended: None,
+        };
         report.lost.files.push(file);
-        let expected =
-            "1 objects are lost (4194304 bytes), 1 broken files:\n        INODE: PATH\n            4: /d/big";
+        let expected = "1 objects are lost (4194304 bytes), 1 broken files:\n        INODE: PATH\n            4: /d/big\\n\\u{1b}[2J";
         assert_eq!(verdict(&report), expected);
         assert_eq!(described(&report, true)["Clean"], false);
         report.lost.files[0].mended = Some("removed");

@@ -202,7 +202,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Info(args) => info::run(args)?,
         Command::Mount(args) => return mount::run(*args),
         Command::Umount(args) => umount::run(args)?,
-        Command::Fsck(args) => block_on(fsck::run(args))?,
+        Command::Fsck(args) => return block_on(fsck::run(args)),
         Command::Gc(args) => block_on(gc::run(args))?,
         Command::Compact(args) => compact::run(args)?,
         Command::Rmr(args) => rmr::run(args)?,

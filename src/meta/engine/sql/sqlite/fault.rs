@@ -31,7 +31,7 @@ impl From<Fault> for Failed {
 impl Failed {
     /// A record that does not decode.
     pub fn corrupt(key: &dyn Debug) -> Failed {
-        Fault::corrupt("decode record").with("engine", "sqlite").with("key", format_args!("{key:?}")).into()
+        undecoded(key).into()
     }
 
     /// Somebody else holds a lock that is given up soon: another process commits, recovers or closes.
@@ -66,6 +66,11 @@ impl Failed {
             Failed::Sqlite(error) => fault_of(error, attempted, path).into(),
         }
     }
+}
+
+/// See `Failed::corrupt`.
+pub fn undecoded(key: &dyn Debug) -> Fault {
+    Fault::corrupt("decode record").with("engine", "sqlite").with("key", format_args!("{key:?}"))
 }
 
 fn message(error: &rusqlite::Error) -> Option<&str> {

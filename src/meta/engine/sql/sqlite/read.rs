@@ -1,10 +1,10 @@
 //! Reading: one record under its key, and pages of scans. Shared by readers, by guards, and by changes that need to
 //! know what is there.
 
-use super::fault::Failed;
+use super::fault::{Failed, undecoded};
 use crate::base::acl::{ABSENT, AclRule, decode_entries};
 use crate::base::slice::SLICE_RECORD_BYTES;
-use crate::base::{Attr, ChunkIndex, Ino, Kind, Name, SessionId, Slice, SliceId};
+use crate::base::{Attr, ChunkIndex, Fault, Ino, Kind, Name, SessionId, Slice, SliceId};
 use crate::meta::engine::sql::records::{
     GROUP_QUOTA, NodeColumns, USER_QUOTA, attr_of, counter_name, counter_shift, flock_exclusive, quota_key,
 };
@@ -104,6 +104,17 @@ fn quota(row: &Row<'_>) -> Option<Quota> {
     })
 }
 
+/// Names the row as well: that of a scan is one of very many, and somebody will have to mend it.
+fn undecoded_row(what: &dyn Debug, row: &Row<'_>) -> Fault {
+    let mut fault = undecoded(what);
+    for column in ["id", "sid", "chunkid", "parent", "inode"] {
+        if let Ok(ValueRef::Integer(number)) = row.get_ref(column) {
+            fault = fault.with(column, number);
+        }
+    }
+    fault
+}
+
 /// Where a scan goes on: after this row of this part. A scan over two tables has two parts.
 struct Place {
     part: u8,
@@ -157,7 +168,7 @@ impl Reading<'_> {
         let mut rows = statement.query(params)?;
         let mut out = Vec::new();
         while let Some(row) = rows.next()? {
-            out.push(decode(row).ok_or_else(|| Failed::corrupt(what))?);
+            out.push(decode(row).ok_or_else(|| undecoded_row(what, row))?);
         }
         Ok(out)
     }
