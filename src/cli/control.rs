@@ -75,12 +75,11 @@ pub fn request(file: &mut File, operation: u32, body: &[u8], progress: impl FnMu
 }
 
 /// Takes the answer apart; `read` gives the next bytes, never none.
-fn answer(
+pub(super) fn answer(
     read: &mut dyn FnMut() -> anyhow::Result<Vec<u8>>,
     mut progress: impl FnMut(u64, u64),
 ) -> anyhow::Result<Answer> {
     let mut bytes: Vec<u8> = Vec::new();
-    let mut at = 0;
     loop {
         let mut need = |count: usize, bytes: &mut Vec<u8>| -> anyhow::Result<()> {
             while bytes.len() < count {
@@ -88,19 +87,20 @@ fn answer(
             }
             Ok(())
         };
-        need(at + 1, &mut bytes)?;
+        need(1, &mut bytes)?;
         let number = |bytes: &[u8]| bytes.iter().fold(0u64, |n, byte| n << 8 | u64::from(*byte));
-        match bytes[at] {
+        match bytes[0] {
             PROGRESS => {
-                need(at + 17, &mut bytes)?;
-                progress(number(&bytes[at + 1..at + 9]), number(&bytes[at + 9..at + 17]));
-                at += 17;
+                need(17, &mut bytes)?;
+                progress(number(&bytes[1..9]), number(&bytes[9..17]));
+                // Work of days reports so often that all of it would not fit into memory.
+                bytes.drain(..17);
             }
             DATA => {
-                need(at + 5, &mut bytes)?;
-                let length = number(&bytes[at + 1..at + 5]) as usize;
-                need(at + 5 + length, &mut bytes)?;
-                return Ok(Answer::Data(bytes[at + 5..at + 5 + length].to_vec()));
+                need(5, &mut bytes)?;
+                let length = number(&bytes[1..5]) as usize;
+                need(5 + length, &mut bytes)?;
+                return Ok(Answer::Data(bytes[5..5 + length].to_vec()));
             }
             0 => return Ok(Answer::Done),
             errno => return Ok(Answer::Errno(Errno::from_raw(errno.into()))),

@@ -1,7 +1,7 @@
-//! Harnesses of what is typed and of what is shown (`crate::fuzzing`): command lines, the words of mount(8), the table
-//! of file systems, sessions in `status`.
+//! Harnesses of what is typed and of what is shown (`crate::fuzzing`): command lines, the words of mount(8), the tables
+//! of file systems and of mounts, what a mount answers, sessions in `status`.
 
-use super::{Cli, args, fstab, helper, status};
+use super::{Cli, args, control, fstab, helper, info, status, umount};
 use crate::base::SessionId;
 use crate::base::fault::one_line;
 use crate::fuzzing::sentence;
@@ -99,6 +99,55 @@ pub fn fstab(data: &[u8]) {
     // A line is one line, whatever is mounted where.
     let hostile = fstab::entry(table, Path::new(table), &[], &[]);
     assert!(!hostile.contains('\n'), "{hostile:?}");
+}
+
+/// Inputs are the length of the pieces in which an answer comes, then the answer.
+pub fn control_answers() -> Vec<Vec<u8>> {
+    let progress = [&[0xFEu8][..], &7u64.to_be_bytes(), &9u64.to_be_bytes()].concat();
+    let data = |json: &[u8]| [&[0xFFu8][..], &(json.len() as u32).to_be_bytes(), json].concat();
+    let info = data(
+        br#"{"Ino":5,"Failed":false,"Summary":{"Length":5,"Size":4096,"Files":1,"Dirs":0},"Paths":["/f"],"Chunks":null,
+        "Objects":[{"ChunkIndex":1,"Key":"k","Size":1,"Off":0,"Len":1}],"FLocks":[{"Sid":1,"Owner":2,"Type":"W"}]}"#,
+    );
+    vec![
+        [&[5u8][..], &progress, &progress, &[0]].concat(),
+        [&[200u8][..], &progress, &[2]].concat(),
+        [&[9u8][..], &info].concat(),
+        [&[1u8][..], &data(b"{}")].concat(),
+    ]
+}
+
+/// Whatever lies where the control file of a mount would be.
+pub fn control_answer(data: &[u8]) {
+    let Some((piece, rest)) = data.split_first() else { return };
+    let mut pieces = rest.chunks(usize::from(*piece).max(1));
+    let mut read = || pieces.next().map(<[u8]>::to_vec).ok_or_else(|| anyhow::anyhow!("no more"));
+    match control::answer(&mut read, |_, _| ()) {
+        Ok(control::Answer::Data(json)) => {
+            for raw in [false, true] {
+                if let Ok(shown) = info::shown(&json, raw) {
+                    assert!(shown.starts_with("  inode: "), "{shown}");
+                }
+            }
+        }
+        Ok(control::Answer::Done | control::Answer::Errno(_)) => {}
+        Err(error) => drop(sentence(&error)),
+    }
+}
+
+pub fn mount_tables() -> Vec<Vec<u8>> {
+    let lines = "22 28 0:20 / /sys rw,nosuid shared:7 - sysfs sysfs rw\n\
+        36 35 98:0 / /mnt/a\\040b\\012c rw - fuse.juicefs JuiceFS:vol rw,user_id=0\n";
+    vec![lines.into(), b" - ".to_vec(), b"1 2 3 4 \\+12 - \\777 \\".to_vec()]
+}
+
+pub fn mount_table(data: &[u8]) {
+    for line in String::from_utf8_lossy(data).lines() {
+        if let Some(mount) = umount::parse_mount(line) {
+            // What is escaped is not longer than what it was written as, even where it is no text.
+            assert!(mount.source.len() + mount.point.as_os_str().len() <= 3 * line.len());
+        }
+    }
 }
 
 /// A session as `status` shows it.

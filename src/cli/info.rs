@@ -135,6 +135,12 @@ fn show(args: &Args, path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What is shown of an answer.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(super) fn shown(json: &[u8], raw: bool) -> anyhow::Result<String> {
+    Ok(described(&serde_json::from_slice(json)?, raw))
+}
+
 fn described(info: &Info, raw: bool) -> String {
     let mut out = String::new();
     let mut line = |label: &str, text: String| {

@@ -59,7 +59,7 @@ pub fn mounted_here(point: &Path) -> anyhow::Result<Option<MountEntry>> {
 }
 
 /// A line of mountinfo: `36 35 98:0 /root /point options … - type source super-options`.
-fn parse_mount(line: &str) -> Option<MountEntry> {
+pub(super) fn parse_mount(line: &str) -> Option<MountEntry> {
     let (head, tail) = line.split_once(" - ")?;
     let point = unescape(head.split(' ').nth(4)?);
     let mut tail = tail.split(' ');

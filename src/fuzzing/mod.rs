@@ -39,6 +39,7 @@ macro_rules! harnesses {
 harnesses! {
     attr: records::attr, records::attrs;
     node_row: records::node_row, records::node_rows;
+    sql_row: sqlite::row, sqlite::rows;
     slices: records::slices, records::slice_lists;
     delayed: records::delayed, records::delayed_lists;
     acl_rule: records::acl_rule, records::acl_rules;
@@ -52,19 +53,25 @@ harnesses! {
     redis_name: redis::name, redis::names;
     lz4: objects::lz4, objects::lz4_bodies;
     zstd: objects::zstd, objects::zstd_bodies;
+    sealed_object: crate::object::envelope::fuzz::object, crate::object::envelope::fuzz::objects;
+    private_key: crate::object::envelope::fuzz::key, crate::object::envelope::fuzz::keys;
     cache_file: crate::cache::fuzz::file, crate::cache::fuzz::files;
     block_name: objects::block_name, objects::block_names;
     bucket_url: objects::bucket_url, objects::bucket_urls;
     meta_url: words::meta_url, words::meta_urls;
     values: words::values, words::value_texts;
     control: words::control, words::control_requests;
+    control_answer: crate::cli::fuzz::control_answer, crate::cli::fuzz::control_answers;
     command_line: crate::cli::fuzz::command_line, crate::cli::fuzz::command_lines;
     mount_helper: crate::cli::fuzz::mount_helper, crate::cli::fuzz::mount_helper_lines;
     fstab: crate::cli::fuzz::fstab, crate::cli::fuzz::tables;
+    mount_table: crate::cli::fuzz::mount_table, crate::cli::fuzz::mount_tables;
 }
 
 #[cfg(feature = "redis")]
 use crate::meta::engine::redis::fuzz as redis;
+#[cfg(feature = "sqlite")]
+use crate::meta::engine::sql::sqlite::fuzz as sqlite;
 
 /// Without the engine there is nothing to decode.
 #[cfg(not(feature = "redis"))]
@@ -75,6 +82,14 @@ mod redis {
         Vec::new()
     }
     pub fn names() -> Vec<Vec<u8>> {
+        Vec::new()
+    }
+}
+
+#[cfg(not(feature = "sqlite"))]
+mod sqlite {
+    pub fn row(_: &[u8]) {}
+    pub fn rows() -> Vec<Vec<u8>> {
         Vec::new()
     }
 }

@@ -18,6 +18,8 @@
 //! is decided by [`super::layer::encrypt`].
 
 mod aead;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzz;
 mod pem;
 mod wrap;
 

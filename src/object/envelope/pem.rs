@@ -22,11 +22,36 @@ use pkcs8::pkcs5::pbes2::Kdf;
 /// Said in place of whatever decoder stumbled over what a wrong passphrase makes of a key.
 pub(super) const WRONG_PASSPHRASE: &str = "the passphrase in JFS_RSA_PASSPHRASE does not open the private key";
 
-/// A minute of work at most; OpenSSL makes 2,048 rounds unless told otherwise.
-const PBKDF2_ROUNDS_MAX: u32 = 10_000_000;
-/// OpenSSL takes 16 MiB.
-const SCRYPT_BYTES_MAX: u64 = 256 << 20;
-const SCRYPT_PARALLEL_MAX: u16 = 16;
+/// How much a key may ask for before its passphrase can be tried.
+pub(super) struct Work {
+    pub pbkdf2_rounds: u32,
+    pub scrypt_bytes: u64,
+    pub scrypt_parallel: u16,
+}
+
+impl Work {
+    /// A minute at most. OpenSSL makes 2,048 rounds, or takes 16 MiB, unless told otherwise.
+    pub const REASONABLE: Work = Work { pbkdf2_rounds: 10_000_000, scrypt_bytes: 256 << 20, scrypt_parallel: 16 };
+
+    fn allows(&self, kdf: &Kdf) -> bool {
+        match kdf {
+            Kdf::Pbkdf2(kdf) => kdf.iteration_count <= self.pbkdf2_rounds,
+            // A cost that is no power of two, or nothing at all, is not one that can be computed with.
+            Kdf::Scrypt(kdf) => {
+                let bytes = kdf.cost_parameter.checked_mul(128 * u64::from(kdf.block_size));
+                kdf.cost_parameter.is_power_of_two()
+                    && bytes.is_some_and(|bytes| (1..=self.scrypt_bytes).contains(&bytes))
+                    && (1..=self.scrypt_parallel).contains(&kdf.parallelization)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// The largest RSA keys that can be used (8192 bits) take less than 5 KiB; arithmetic with larger ones takes minutes.
+const KEY_BYTES_MAX: usize = 16 << 10;
+/// Longer words of a text are not repeated: they could be anything.
+const WORD_BYTES_MAX: usize = 40;
 
 /// A key out of its wrapping.
 pub(super) enum KeyDer {
@@ -58,11 +83,19 @@ pub(super) fn is_protected(text: &str) -> bool {
     private_key_block(text).is_some_and(|block| block.is_protected())
 }
 
-/// Reads the first private key of a PEM text.
-pub(super) fn read(text: &str, passphrase: Option<&str>) -> Result<KeyDer, Fault> {
+/// A word of the text, as far as it may be shown.
+fn shown(word: &str) -> String {
+    if word.len() <= WORD_BYTES_MAX { format!("{word:?}") } else { "a long name".into() }
+}
+
+/// Reads the first private key of a PEM text, with no more than this work.
+pub(super) fn read(text: &str, passphrase: Option<&str>, work: &Work) -> Result<KeyDer, Fault> {
     let Some(mut block) = private_key_block(text) else {
         return Err(refuse("there is no private key in PEM form in it".into()));
     };
+    if block.body.len() > KEY_BYTES_MAX {
+        return Err(refuse("the private key is longer than any that can be used".into()));
+    }
     let passphrase = match (block.is_protected(), passphrase) {
         (false, _) => "",
         (true, Some(passphrase)) => passphrase,
@@ -75,10 +108,11 @@ pub(super) fn read(text: &str, passphrase: Option<&str>) -> Result<KeyDer, Fault
     }
     match block.label {
         "RSA PRIVATE KEY" => Ok(KeyDer::Pkcs1(block.body)),
-        "ENCRYPTED PRIVATE KEY" => Ok(KeyDer::Pkcs8(open_pkcs8(passphrase.as_bytes(), &block.body)?)),
+        "ENCRYPTED PRIVATE KEY" => Ok(KeyDer::Pkcs8(open_pkcs8(passphrase.as_bytes(), &block.body, work)?)),
         "PRIVATE KEY" => Ok(KeyDer::Pkcs8(block.body)),
         other => Err(refuse(format!(
-            "a block of kind {other:?} is not read; `openssl pkcs8 -topk8 -in FILE` makes one that is"
+            "a block of kind {} is not read; `openssl pkcs8 -topk8 -in FILE` makes one that is",
+            shown(other)
         ))),
     }
 }
@@ -126,7 +160,8 @@ fn open_by_headers(how: &str, passphrase: &[u8], body: Vec<u8>) -> Result<Vec<u8
         "DES-CBC" => open_cbc::<Des>(8, passphrase, &iv, body),
         other => {
             return Err(refuse(format!(
-                "the private key is encrypted with {other:?}, which is not read; `openssl pkcs8 -topk8 -in FILE` changes that"
+                "the private key is encrypted with {}, which is not read; `openssl pkcs8 -topk8 -in FILE` changes that",
+                shown(other)
             )));
         }
     };
@@ -151,7 +186,7 @@ fn open_cbc<C: BlockCipherDecrypt + KeyInit>(
     Some(body)
 }
 
-fn open_pkcs8(passphrase: &[u8], der: &[u8]) -> Result<Vec<u8>, Fault> {
+fn open_pkcs8(passphrase: &[u8], der: &[u8], work: &Work) -> Result<Vec<u8>, Fault> {
     let key = EncryptedPrivateKeyInfoRef::from_der(der).map_err(|_| {
         refuse("the encrypted private key does not decode, or is protected in a way that is not read (PBES2 is)".into())
     })?;
@@ -160,15 +195,7 @@ fn open_pkcs8(passphrase: &[u8], der: &[u8]) -> Result<Vec<u8>, Fault> {
             "the private key is protected by PBES1, which is not read; `openssl pkcs8 -topk8` renews it".into(),
         ));
     };
-    let bounded = match &how.kdf {
-        Kdf::Pbkdf2(kdf) => kdf.iteration_count <= PBKDF2_ROUNDS_MAX,
-        Kdf::Scrypt(kdf) => {
-            let bytes = kdf.cost_parameter.checked_mul(128 * u64::from(kdf.block_size));
-            bytes.is_some_and(|bytes| bytes <= SCRYPT_BYTES_MAX) && kdf.parallelization <= SCRYPT_PARALLEL_MAX
-        }
-        _ => false,
-    };
-    if !bounded {
+    if !work.allows(&how.kdf) {
         return Err(refuse("the private key asks for more work to open it than is reasonable".into()));
     }
     let opened = key.decrypt(passphrase).map_err(|e| match e {

@@ -103,10 +103,65 @@ fn what_is_no_usable_key_is_refused_in_a_sentence() {
     assert!(refused(&key!("rsa-pkcs1-aes256").replace("DEK-Info", "Comment")).contains("headers"));
     let unknown = Envelope::new("rot13", key!("rsa-pkcs1"), None).unwrap_err();
     assert!(unknown.kind() == FaultKind::Config && unknown.to_string().contains("unsupported cipher: \"rot13\""));
+    // What is said in place of a name is short.
+    let long = "A".repeat(64);
+    let text = refused(&format!("-----BEGIN {long} PRIVATE KEY-----\nAAAA\n-----END {long} PRIVATE KEY-----\n"));
+    assert!(text.contains("of kind a long name") && !text.contains(&long), "{text}");
+    let text = refused(&key!("rsa-pkcs1-aes256").replace("AES-256-CBC", &long));
+    assert!(text.contains("with a long name") && !text.contains(&long), "{text}");
+    let huge = BASE64.encode(vec![0x30; 17 << 10]);
+    let text = refused(&format!("-----BEGIN PRIVATE KEY-----\n{huge}\n-----END PRIVATE KEY-----\n"));
+    assert!(text.contains("longer than any"), "{text}");
     // What stands before the key does not matter.
     let after =
         format!("note\n-----BEGIN EC PARAMETERS-----\nAAAA\n-----END EC PARAMETERS-----\n{}", key!("rsa-pkcs8"));
     assert_eq!(open(&envelope("", &after.replace('\n', "\r\n")), object(AES)).unwrap(), HELLO);
+}
+
+/// A scrypt key whose cost is nothing made the library panic; others would take the memory of a server.
+#[test]
+fn work_that_makes_no_sense_is_not_begun() {
+    let body =
+        |pem: &str| BASE64.decode(pem.lines().filter(|line| !line.starts_with('-')).collect::<String>()).unwrap();
+    let text = |der: &[u8]| {
+        format!("-----BEGIN ENCRYPTED PRIVATE KEY-----\n{}\n-----END ENCRYPTED PRIVATE KEY-----\n", BASE64.encode(der))
+    };
+    let scrypt = body(key!("small-scrypt"));
+    // Cost 16, block size 1, once: three integers of a byte.
+    let at = scrypt.windows(9).position(|window| window == [2, 1, 16, 2, 1, 1, 2, 1, 1]).unwrap();
+    let pbkdf2 = body(key!("small-pbkdf2"));
+    let rounds = pbkdf2.windows(3).position(|window| window == [2, 1, 16]).unwrap();
+    for (cost, size, parallel) in [(0, 1, 1), (16, 0, 1), (16, 1, 0), (3, 1, 1), (16, 1, 17), (127, 127, 127)] {
+        let mut der = scrypt.clone();
+        (der[at + 2], der[at + 5], der[at + 8]) = (cost, size, parallel);
+        let refused = Envelope::new("", &text(&der), Some(PASSPHRASE)).unwrap_err().to_string();
+        assert!(refused.contains("more work"), "{cost} {size} {parallel}: {refused}");
+    }
+    // No rounds at all, and as many as fit into the number.
+    let mut der = pbkdf2.clone();
+    der[rounds + 2] = 0;
+    assert!(Envelope::new("", &text(&der), Some(PASSPHRASE)).is_err());
+    let mut der = [&pbkdf2[..rounds], &[2, 4, 0x7F, 0xFF, 0xFF, 0xFF], &pbkdf2[rounds + 3..]].concat();
+    // Each sequence around it grows by three bytes: the key, the algorithm, its parameters, the function, its own.
+    let mut at = 0;
+    let mut grown = 0;
+    while at < rounds {
+        match (der[at], der[at + 1]) {
+            (0x30, 0x82) => {
+                let length = u16::from_be_bytes([der[at + 2], der[at + 3]]) + 3;
+                der[at + 2..at + 4].copy_from_slice(&length.to_be_bytes());
+                (at, grown) = (at + 4, grown + 1);
+            }
+            (0x30, _) => {
+                der[at + 1] += 3;
+                (at, grown) = (at + 2, grown + 1);
+            }
+            (_, length) => at += 2 + usize::from(length),
+        }
+    }
+    assert_eq!(grown, 5);
+    let refused = Envelope::new("", &text(&der), Some(PASSPHRASE)).unwrap_err().to_string();
+    assert!(refused.contains("more work"), "{refused}");
 }
 
 #[test]

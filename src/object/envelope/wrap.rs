@@ -4,7 +4,7 @@
 //! Opening is the expensive half, and every object that is read needs it once. It is blinded: whoever can put objects
 //! into the bucket could otherwise learn from how long it takes.
 
-use super::pem::{self, KeyDer};
+use super::pem::{self, KeyDer, Work};
 use crate::base::Fault;
 use getrandom::SysRng;
 use pkcs8::der::Decode as _;
@@ -39,12 +39,16 @@ pub(super) struct Sm2Key {
 impl WrapKey {
     /// Reads a private key.
     pub fn read(text: &str, passphrase: Option<&str>) -> Result<WrapKey, Fault> {
+        WrapKey::read_within(text, passphrase, &Work::REASONABLE)
+    }
+
+    pub(super) fn read_within(text: &str, passphrase: Option<&str>, work: &Work) -> Result<WrapKey, Fault> {
         let protected = passphrase.is_some() && pem::is_protected(text);
         // A wrong passphrase can give bytes that look like a key for a while.
         let damaged = move || {
             pem::refuse(if protected { pem::WRONG_PASSPHRASE.into() } else { "the private key does not decode".into() })
         };
-        match pem::read(text, passphrase)? {
+        match pem::read(text, passphrase, work)? {
             KeyDer::Pkcs1(der) => Ok(WrapKey::rsa(rsa::PrivateKey::from_pkcs1_der(&der).map_err(|_| damaged())?)),
             KeyDer::Pkcs8(der) => {
                 let info = PrivateKeyInfoRef::from_der(&der).map_err(|_| damaged())?;

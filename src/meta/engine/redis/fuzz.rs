@@ -1,11 +1,12 @@
-//! Harnesses of what a server answers and what keys are called (`crate::fuzzing`).
+//! Harnesses of what a server answers and what keys are called (`crate::fuzzing`), and the answers for the tests of
+//! damage.
 
 use super::codec::{self, Replies};
 use super::url;
-use crate::base::{Attr, ChunkIndex, Ino, Name, SessionId, Slice, SliceId};
+use crate::base::{Attr, ChunkIndex, Fault, Ino, Name, SessionId, Slice, SliceId};
 use crate::fuzzing::{choice, sentence};
 use crate::meta::engine::EngineError;
-use crate::meta::record::{Counter, Key, PlockRange, QuotaOwner};
+use crate::meta::record::{Counter, Key, PlockRange, QuotaOwner, Record};
 use redis::Value;
 
 fn keys() -> [Key; 20] {
@@ -138,4 +139,50 @@ pub fn url(text: &str) {
         Err(EngineError::Fault(fault)) => drop(sentence(&fault)),
         Err(other) => panic!("{other:?}"),
     }
+}
+
+/// What the server answers to whoever asks for a record that was stored, one value for each command of `wish`.
+pub fn stored(key: &Key, record: &Record) -> Vec<Value> {
+    let text = |n: &dyn std::fmt::Display| bulk(n.to_string().as_bytes());
+    let pairs = |pairs: Vec<(Value, Value)>| vec![Value::Array(pairs.into_iter().flat_map(|(a, b)| [a, b]).collect())];
+    let owner = |session, owner| bulk(codec::owner_field(session, owner).as_bytes());
+    match (key, record) {
+        (Key::AnyDentry(_), Record::Dentry(entry)) => pairs(vec![(bulk(b"name"), bulk(&codec::encode_dentry(*entry)))]),
+        (Key::SliceRef(..), Record::Number(n)) => vec![text(&(n - 1))],
+        (Key::Sustained(..), Record::Number(n)) => vec![Value::Int(*n)],
+        (Key::Chunk(..), Record::Slices(list)) => {
+            vec![Value::Array(list.iter().map(|slice| bulk(&slice.encode())).collect())]
+        }
+        (_, Record::Bytes(bytes)) => vec![bulk(bytes)],
+        (_, Record::Number(n)) => vec![text(n)],
+        (_, Record::Attr(attr)) => vec![bulk(&attr.encode())],
+        (_, Record::Dentry(entry)) => vec![bulk(&codec::encode_dentry(*entry))],
+        (_, Record::LinkParents(list)) => pairs(list.iter().map(|(ino, n)| (text(ino), text(n))).collect()),
+        (_, Record::Slices(list)) => vec![bulk(&codec::encode_slices(key, list))],
+        (_, Record::Xattrs(list)) => pairs(list.iter().map(|(name, v)| (bulk(name.as_bytes()), bulk(v))).collect()),
+        (_, Record::AclRule(rule)) => vec![bulk(&rule.encode())],
+        (_, Record::DirStat(stat)) => vec![text(&stat.space), text(&stat.length), text(&stat.inodes)],
+        (_, Record::Quota(quota)) => {
+            vec![bulk(&codec::encode_limits(quota)), text(&quota.used_space), text(&quota.used_inodes)]
+        }
+        (_, Record::Session(session)) => vec![text(&session.expire), bulk(&session.info)],
+        (_, Record::Flocks(list)) => {
+            pairs(list.iter().map(|h| (owner(h.session, h.owner), bulk(codec::encode_flock(h.exclusive)))).collect())
+        }
+        (_, Record::Plocks(list)) => {
+            pairs(list.iter().map(|h| (owner(h.session, h.owner), bulk(&PlockRange::encode_list(&h.ranges)))).collect())
+        }
+    }
+}
+
+fn bulk(bytes: &[u8]) -> Value {
+    Value::BulkString(bytes.to_vec())
+}
+
+/// What such an answer says.
+pub fn read(key: &Key, values: Vec<Value>) -> Result<Option<Record>, Fault> {
+    codec::answer(key, &mut Replies::new(values)).map_err(|error| match error {
+        EngineError::Fault(fault) => fault,
+        other => panic!("an answer that ends in {other:?}"),
+    })
 }

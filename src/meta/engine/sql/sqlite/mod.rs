@@ -19,6 +19,8 @@ mod change;
 mod checkpoint;
 mod connection;
 mod fault;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 mod layout;
 mod read;
 mod writer;
