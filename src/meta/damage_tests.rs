@@ -2,7 +2,11 @@
 //! to change what lies behind them.
 
 #[cfg(all(feature = "redis", feature = "sqlite"))]
+mod every_tests;
+#[cfg(all(feature = "redis", feature = "sqlite"))]
 mod raw_tests;
+#[cfg(all(feature = "redis", feature = "sqlite"))]
+mod volume_tests;
 
 use super::engine::{Batch, Change};
 use super::ops::create::NewNode;

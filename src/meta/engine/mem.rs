@@ -18,7 +18,7 @@ use std::sync::Arc;
 #[derive(Clone, Default)]
 pub struct MemEngine(Arc<Mutex<Store>>);
 
-#[derive(Clone, Default)]
+#[derive(Clone, Default, PartialEq)]
 struct Store {
     setting: Option<Bytes>,
     counters: HashMap<Counter, i64>,
@@ -165,26 +165,26 @@ impl Store {
                 }
                 chunk.splice(..*count, with.iter().copied());
             }
-            Change::AddCounter(counter, delta) => *self.counters.entry(*counter).or_default() += delta,
+            Change::AddCounter(counter, delta) => add(self.counters.entry(*counter).or_default(), *delta)?,
             Change::AddLinkParent { ino, parent, delta } => {
-                *self.link_parents.entry((*ino, *parent)).or_default() += delta;
+                add(self.link_parents.entry((*ino, *parent)).or_default(), *delta)?;
             }
             Change::AddSliceRef { id, size, delta } => {
                 let references = self.references.entry((*id, *size)).or_insert(1);
-                *references += delta;
+                add(references, *delta)?;
                 done.references.push(*references);
             }
             Change::AddDirStat(ino, delta) => {
                 if let Some(stat) = self.dir_stats.get_mut(ino) {
-                    stat.length += delta.length;
-                    stat.space += delta.space;
-                    stat.inodes += delta.inodes;
+                    add(&mut stat.length, delta.length)?;
+                    add(&mut stat.space, delta.space)?;
+                    add(&mut stat.inodes, delta.inodes)?;
                 }
             }
             Change::AddQuota { owner, space, inodes } => {
                 if let Some(quota) = self.quotas.get_mut(owner) {
-                    quota.used_space += space;
-                    quota.used_inodes += inodes;
+                    add(&mut quota.used_space, *space)?;
+                    add(&mut quota.used_inodes, *inodes)?;
                 }
             }
             Change::SetFlock { ino, session, owner, exclusive, last: _ } => {
@@ -251,6 +251,12 @@ impl Store {
             Scan::AllLinkParents => inodes(&mut self.link_parents.keys().map(|(i, _)| *i), Key::LinkParents),
         }
     }
+}
+
+/// No number that is counted comes near its end; one that is there was damaged.
+fn add(to: &mut i64, delta: i64) -> EngineResult<()> {
+    *to = to.checked_add(delta).ok_or_else(|| Fault::corrupt("add to record").with("number", *to))?;
+    Ok(())
 }
 
 fn unfit(key: &Key, record: &Record) -> EngineError {
@@ -335,8 +341,8 @@ impl Engine for MemEngine {
         let mut store = self.0.lock();
         // The stored value is the last id handed out, and inode 1 is the root's.
         let last = store.counters.entry(counter).or_insert(i64::from(counter == Counter::NextInode));
-        let first = *last as u64 + 1;
-        *last += count as i64;
+        let first = last.wrapping_add(1) as u64;
+        add(last, count as i64)?;
         Ok(first)
     }
 
@@ -365,7 +371,7 @@ impl EngineTxn for MemTxn {
             return Err(EngineError::Conflict);
         }
         // What is only found while applying is looked for before: a patch of a missing node, a list shorter than what
-        // is to be replaced. Nothing else can fail half-way but a programming error.
+        // is to be replaced. Nothing else can fail half-way but a programming error, or a number that was damaged.
         let misfit = |change: &Change| match change {
             Change::Patch(ino, _) => !store.attrs.contains_key(ino),
             Change::ReplacePrefix { ino, index, count, .. } => {
@@ -396,4 +402,60 @@ mod tests {
     }
 
     engine_suite!(open);
+}
+
+/// For tests that take a store apart.
+#[cfg(test)]
+impl MemEngine {
+    /// A store of its own with the same records.
+    pub fn fork(&self) -> MemEngine {
+        MemEngine(Arc::new(Mutex::new(self.0.lock().clone())))
+    }
+
+    pub fn holds_the_same_as(&self, other: &MemEngine) -> bool {
+        *self.0.lock() == *other.0.lock()
+    }
+
+    /// Every record, those of collecting keys as a whole.
+    pub fn records(&self) -> Vec<(Key, Record)> {
+        let store = self.0.lock();
+        let mut keys = vec![Key::Setting];
+        keys.extend(store.counters.keys().map(|counter| Key::Counter(*counter)));
+        keys.extend(store.attrs.keys().map(|ino| Key::Attr(*ino)));
+        keys.extend(store.dentries.keys().map(|(dir, name)| Key::Dentry(*dir, name.clone())));
+        keys.extend(store.symlinks.keys().map(|ino| Key::Symlink(*ino)));
+        keys.extend(store.link_parents.keys().map(|(ino, _)| Key::LinkParents(*ino)));
+        keys.extend(store.chunks.keys().map(|(ino, index)| Key::Chunk(*ino, *index)));
+        keys.extend(store.references.keys().map(|(id, size)| Key::SliceRef(*id, *size)));
+        keys.extend(store.xattrs.keys().map(|(ino, _)| Key::Xattrs(*ino)));
+        keys.extend(store.acl_rules.keys().map(|id| Key::AclRule(*id)));
+        keys.extend(store.dir_stats.keys().map(|ino| Key::DirStat(*ino)));
+        keys.extend(store.quotas.keys().map(|owner| Key::Quota(*owner)));
+        keys.extend(store.sessions.keys().map(|session| Key::Session(*session)));
+        keys.extend(store.sustained.keys().map(|(session, ino)| Key::Sustained(*session, *ino)));
+        keys.extend(store.deleted_files.keys().map(|(ino, length)| Key::DeletedFile(*ino, *length)));
+        keys.extend(store.delayed_slices.keys().map(|(id, time)| Key::DelayedSlices(*id, *time)));
+        keys.extend(store.flocks.keys().map(|ino| Key::Flocks(*ino)));
+        keys.extend(store.plocks.keys().map(|ino| Key::Plocks(*ino)));
+        keys.dedup();
+        keys.into_iter().filter_map(|key| store.get(&key).map(|record| (key, record))).collect()
+    }
+
+    /// Replaces a record past all rules, those of collecting keys as a whole; `None` removes it.
+    pub fn force(&self, key: &Key, record: Option<&Record>) {
+        let mut store = self.0.lock();
+        store.delete(key);
+        match (key, record) {
+            (_, None) => {}
+            (Key::LinkParents(ino), Some(Record::LinkParents(parents))) => {
+                store.link_parents.extend(parents.iter().map(|(parent, count)| ((*ino, *parent), *count)));
+            }
+            (Key::Xattrs(ino), Some(Record::Xattrs(all))) => {
+                store.xattrs.extend(all.iter().map(|(name, value)| ((*ino, name.clone()), value.clone())));
+            }
+            (Key::Flocks(ino), Some(Record::Flocks(holders))) => drop(store.flocks.insert(*ino, holders.clone())),
+            (Key::Plocks(ino), Some(Record::Plocks(holders))) => drop(store.plocks.insert(*ino, holders.clone())),
+            (key, Some(record)) => store.put(key, record).expect("a record of its key's family"),
+        }
+    }
 }
