@@ -96,6 +96,9 @@ pub struct FileState {
     /// A write that was acknowledged and then lost; every later write, flush and fsync reports it until the file is
     /// closed by all.
     pub error: Option<Errno>,
+    /// The kernel's pages of the file may be older than `seen`: somebody else changed it while it was open here, or what
+    /// was written was lost.
+    pub pages_old: bool,
     /// Open handles, and handles being opened.
     pub users: usize,
 }
@@ -115,6 +118,7 @@ impl File {
                 written_at: Timestamp::default(),
                 committed_at: Timestamp::default(),
                 error: None,
+                pages_old: false,
                 users: 0,
             }),
             committing: tokio::sync::Mutex::new(()),
@@ -135,6 +139,7 @@ impl File {
     pub fn observe(&self, attr: &mut Attr, version: u64) {
         let mut state = self.state.lock();
         if state.version == version && state.seen != Some(Stamp::of(attr)) {
+            state.pages_old |= state.seen.is_some_and(|seen| (seen.mtime, seen.length) != (attr.mtime, attr.length));
             state.forget_chunks();
             state.seen = Some(Stamp::of(attr));
             state.length = attr.length.max(state.pending_end());
@@ -174,6 +179,7 @@ impl FileState {
         self.error.get_or_insert(error);
         self.version += 1;
         self.seen = None;
+        self.pages_old = true;
         self.forget_chunks();
     }
 

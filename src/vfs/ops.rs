@@ -66,7 +66,15 @@ impl Vfs {
             let version = file.as_ref().map(|file| file.version());
             let mut changed = self.meta.setattr(caller, ino, set).await?;
             if let (Some(file), Some(version)) = (&file, version) {
+                let (pages_old, length) = {
+                    let state = file.state();
+                    (state.pages_old, state.length)
+                };
                 file.observe(&mut changed, version);
+                // That its time is another one is our own doing.
+                if set.mtime.is_some() && changed.length == length {
+                    file.state().pages_old = pages_old;
+                }
             }
             attr = Some(changed);
         }
@@ -91,6 +99,8 @@ impl Vfs {
         if let Some(file) = file {
             let mut state = file.state();
             state.forget_chunks();
+            // Of an empty file there are no pages. Else what others did meanwhile has not shown itself.
+            state.pages_old = length > 0;
             state.committed(&attr);
         }
         Ok(attr)
@@ -194,10 +204,18 @@ impl Vfs {
     /// `attr` was asked for when the file was at `version`, and the handle is counted by the metadata already.
     fn opened(&self, file: Arc<File>, version: u64, mut attr: Attr, flags: i32) -> Opened {
         let ino = file.ino;
+        // As it is stored: what is written here and not committed yet, the kernel's pages have.
+        let stored = (attr.mtime, attr.length);
         file.observe(&mut attr, version);
         let seen = (attr.mtime, attr.length);
-        let keep_cache = self.opened_before.knows(ino, seen);
-        self.opened_before.note(ino, seen);
+        let keep_cache = {
+            let mut state = file.state();
+            let keep_cache = !state.pages_old && self.opened_before.knows(ino, stored);
+            // Those that are not kept are read anew.
+            state.pages_old = false;
+            keep_cache
+        };
+        self.opened_before.note(ino, stored);
         let (read_ahead, last_look) = Default::default();
         let handle = FileHandle { ino, file, flags, read_ahead, last_look };
         Opened {
@@ -229,9 +247,12 @@ impl Vfs {
         let Some(Open::File(open)) = self.handles.remove(handle) else { return Err(Errno::EBADF.into()) };
         // The kernel has flushed on close; what a mapping wrote after that is still to be stored.
         let flushed = if open.writes() { self.flush_file(&open.file).await } else { Ok(()) };
-        if open.writes() {
-            if let Some(seen) = open.file.state().seen {
-                self.opened_before.note(ino, (seen.mtime, seen.length));
+        {
+            let state = open.file.state();
+            match state.seen {
+                _ if state.pages_old => self.opened_before.forget(ino),
+                Some(seen) if open.writes() => self.opened_before.note(ino, (seen.mtime, seen.length)),
+                _ => {}
             }
         }
         self.files.leave(&open.file);
@@ -259,6 +280,7 @@ impl Vfs {
         let attr = self.meta.fallocate(caller, ino, mode, off, len).await?;
         let mut state = handle.file.state();
         state.forget_chunks();
+        state.pages_old = true;
         state.committed(&attr);
         Ok(())
     }

@@ -8,6 +8,7 @@ use crate::chunk::{ChunkOptions, ChunkStore};
 use crate::config::client::AtimeMode;
 use crate::meta::engine::Engine;
 use crate::meta::engine::mem::MemEngine;
+use crate::meta::ops::attr::SetAttr;
 use crate::meta::ops::plock::LockKind;
 use crate::meta::session::SessionInfo;
 use crate::meta::testing::{Interrupt, Store};
@@ -158,6 +159,41 @@ async fn a_commit_of_ours_does_not_hide_what_another_client_wrote_elsewhere_in_t
     assert_eq!(read(&there, ino, opened, far, 10).await, [2; 10][..]);
 }
 
+/// The kernel keeps its pages over an open only if it has all that was committed before.
+#[tokio::test]
+async fn a_commit_of_ours_does_not_vouch_for_pages_that_another_client_made_old() {
+    let (here, there, _) = two_clients(Arc::new(SystemClock)).await;
+    let (ino, handle) = make(&here).await;
+    write_and_close(&here, ino, handle, 0, 1).await;
+    let keeps = async || {
+        let opened = there.open(&Caller::root(), ino, libc::O_RDWR).await.unwrap();
+        there.release(ino, opened.handle).await.unwrap();
+        opened.keep_cache
+    };
+    assert!(!keeps().await && keeps().await);
+    // Nobody else: ours are its last bytes.
+    write_and_close(&there, ino, open(&there, ino).await, 10, 2).await;
+    assert!(keeps().await);
+    // Somebody else, before a commit of ours; also when we have looked between.
+    for looks in [false, true] {
+        let held = open(&there, ino).await;
+        read(&there, ino, held, 0, 20).await;
+        write_and_close(&here, ino, open(&here, ino).await, 0, 3).await;
+        if looks {
+            there.getattr(ino).await.unwrap();
+        }
+        write_and_close(&there, ino, held, 10, 4).await;
+        assert!(!keeps().await, "looked: {looks}");
+        assert!(keeps().await);
+    }
+    // Somebody else, before we change the length.
+    let held = open(&there, ino).await;
+    write_and_close(&here, ino, open(&here, ino).await, 0, 5).await;
+    there.setattr(&Caller::root(), ino, Some(held), Some(15), &SetAttr::default()).await.unwrap();
+    there.release(ino, held).await.unwrap();
+    assert!(!keeps().await);
+}
+
 #[tokio::test]
 async fn a_list_asked_for_before_a_file_was_opened_is_not_kept_for_who_opened_it() {
     let (here, there, interrupt) = two_clients(Arc::new(SystemClock)).await;
@@ -244,7 +280,9 @@ async fn a_client_that_was_taken_for_dead_fails_what_it_had_not_committed() {
     vfs.write(clean.0, clean.1, 10, vec![2; 10].into()).await.unwrap();
     vfs.fsync(clean.0, clean.1, false).await.unwrap();
     for (ino, handle) in [first, second, locked] {
-        let again = vfs.open(&Caller::root(), ino, libc::O_RDWR).await.unwrap().handle;
+        let again = vfs.open(&Caller::root(), ino, libc::O_RDWR).await.unwrap();
+        assert!(!again.keep_cache, "the kernel has pages of what was lost");
+        let again = again.handle;
         assert_eq!(read(&vfs, ino, again, 0, 100).await, [1; 10][..], "inode {ino:?}, handle {handle:?}");
         vfs.write(ino, again, 0, vec![4; 10].into()).await.unwrap();
         vfs.fsync(ino, again, false).await.unwrap();

@@ -243,12 +243,9 @@ impl Vfs {
             }
         }
         if !slices.is_empty() {
-            // What is known of other chunks stays known only if nobody else came between.
-            let known = {
-                let state = file.state();
-                state.seen.filter(|_| !state.chunks.is_empty())
-            };
-            let known = known.map(|seen| (seen.mtime, seen.ctime, seen.length));
+            // What is known of other chunks, and the kernel's pages, stay good only if nobody else came between.
+            let seen = file.state().seen;
+            let known = seen.map(|seen| (seen.mtime, seen.ctime, seen.length));
             match self.meta.append_slices_of(session, file.ino, slices.clone(), mtime, known).await {
                 Ok(appended) => self.note_commit(file, &slices, &appended),
                 Err(stop) => {
@@ -292,6 +289,7 @@ impl Vfs {
     fn note_commit(&self, file: &Arc<File>, slices: &[(ChunkIndex, Slice)], appended: &AppendedAll) {
         let mut state = file.state();
         if !appended.unchanged {
+            state.pages_old = true;
             state.forget_chunks();
         }
         for (index, count) in &appended.records {
