@@ -49,7 +49,8 @@ pub enum Settled<T> {
     Unknown,
 }
 
-/// An operation gives up on conflicts after this long; the peer's fifty tries take about as long.
+/// An operation gives up on conflicts this long after the first; the peer's fifty tries take about as long. Time before
+/// that does not count: a client that stood still with a transaction open has met a conflict, but not tried again.
 const CONFLICT_DEADLINE: Duration = Duration::from_secs(30);
 /// Faults of retryable kinds are tried this often in a row; the engines reconnect on their own meanwhile.
 const FAULT_TRIES_MAX: u32 = 10;
@@ -67,7 +68,7 @@ pub struct Done<T> {
 
 /// Runs an operation to its end: the only retry loop of the metadata layer.
 pub async fn drive<O: Operation>(engine: &dyn Engine, now: impl Fn() -> Timestamp, op: &O) -> Outcome<Done<O::Output>> {
-    let started = Instant::now();
+    let mut first_conflict = None;
     let mut conflicts = 0u32;
     let mut faults = Faults::default();
     loop {
@@ -75,7 +76,8 @@ pub async fn drive<O: Operation>(engine: &dyn Engine, now: impl Fn() -> Timestam
             Ok(done) => return Ok(done),
             Err(Failed::Conflict) => {
                 conflicts += 1;
-                if started.elapsed() > CONFLICT_DEADLINE {
+                let first = *first_conflict.get_or_insert_with(Instant::now);
+                if first.elapsed() > CONFLICT_DEADLINE {
                     return Err(Fault::conflict(O::NAME).with("engine", engine.name()).with("tries", conflicts).into());
                 }
                 tokio::time::sleep(conflict_pause(conflicts)).await;
