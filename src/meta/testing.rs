@@ -286,6 +286,7 @@ struct TestTxn {
 pub struct Interrupt {
     before_commit: Arc<Mutex<Option<BoxFuture<'static, ()>>>>,
     after_read: Arc<Mutex<Option<BoxFuture<'static, ()>>>>,
+    lost_reply: Arc<Mutex<Option<BoxFuture<'static, ()>>>>,
 }
 
 impl Interrupt {
@@ -299,8 +300,13 @@ impl Interrupt {
         *self.after_read.lock() = Some(Box::pin(what));
     }
 
+    /// After the next commit that is applied, whose reply is lost.
+    pub fn lost_reply(&self, what: impl Future<Output = ()> + Send + 'static) {
+        *self.lost_reply.lock() = Some(Box::pin(what));
+    }
+
     pub fn has_happened(&self) -> bool {
-        self.before_commit.lock().is_none() && self.after_read.lock().is_none()
+        [&self.before_commit, &self.after_read, &self.lost_reply].into_iter().all(|moment| moment.lock().is_none())
     }
 
     async fn happen(moment: &Mutex<Option<BoxFuture<'static, ()>>>) {
@@ -381,6 +387,12 @@ impl EngineTxn for TestTxn {
             Interrupt::happen(&interrupt.before_commit).await;
         }
         let lost = || EngineError::Undetermined(Fault::undetermined("commit").with("engine", "lossy"));
+        let lost_reply = self.interrupt.as_ref().map(|interrupt| interrupt.lost_reply.clone());
+        if let Some(moment) = lost_reply.filter(|moment| moment.lock().is_some()) {
+            self.inner.commit(batch).await?;
+            Interrupt::happen(&moment).await;
+            return Err(lost());
+        }
         match self.commits.as_ref().map_or(0, |commits| commits.fetch_add(1, Ordering::Relaxed) % 5) {
             0 | 3 => self.inner.commit(batch).await,
             1 => Err(lost()),

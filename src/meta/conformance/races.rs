@@ -401,3 +401,40 @@ async fn slices_kept_for_the_trash_are_let_go_once() {
     assert!(removed.slices.lock().is_empty(), "still in use: {:?}", removed.slices.lock());
     race.end().await;
 }
+
+/// Whose reply was lost looks whether the name is gone; one that was made anew meanwhile is another file's.
+#[tokio::test]
+async fn a_name_made_anew_after_a_removal_without_a_reply_stays() {
+    for with_trash in [false, true] {
+        let race = Race::new(with_trash).await;
+        race.sh().file(ROOT, "f").await;
+        // Makes the trash ready, if there is one: that takes a commit as well.
+        race.sh().file(ROOT, "g").await;
+        race.sh().rm(ROOT, "g").await;
+        let other = race.other.clone();
+        let (send, made) = tokio::sync::oneshot::channel();
+        race.interrupt.lost_reply(async move { send.send(Shell(&other).file(ROOT, "f").await).unwrap() });
+        race.sh().rm(ROOT, "f").await;
+        let made = made.await.expect("the reply was lost");
+        let found = race.meta.lookup(&Caller::root(), ROOT, &name("f")).await;
+        assert_eq!(found.map(|entry| entry.ino).map_err(|stop| stop.errno()), Ok(made));
+        race.end().await;
+    }
+}
+
+/// Its transaction is out of date then, which is no reason to give up.
+#[tokio::test]
+async fn a_client_that_stood_still_before_a_commit_tries_it_again() {
+    let race = Race::new(false).await;
+    let f = race.sh().file(ROOT, "f").await;
+    race.lose_to(move |other| async move {
+        other.truncate(&Caller::root(), f, 100, true).await.unwrap();
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(60)).await;
+        tokio::time::resume();
+    });
+    let slice = Slice { pos: 0, id: SliceId(9), size: 10, off: 0, len: 10 };
+    race.meta.append_slice(f, FIRST, slice, Timestamp::default()).await.unwrap();
+    assert_eq!(race.meta.getattr(f).await.unwrap().length, 100);
+    race.end().await;
+}
