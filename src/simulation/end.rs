@@ -1,9 +1,10 @@
 //! The end of a run: clients leave or crash, time passes, the jobs of the volume do their work, and everything is
 //! counted.
 
+use super::bytes::judge as judge_read;
 use super::model::{CELL_BYTES, Reader};
 use super::network::slice_of;
-use super::process::judge as judge_read;
+use super::process::COUNTER;
 use super::tree::Tree;
 use super::world::World;
 use crate::base::{Fault, SliceId};
@@ -102,6 +103,9 @@ pub async fn judge(world: &World, trees: Vec<Tree>) {
     for mut tree in trees {
         tree.settle(world, &up, false).await.unwrap_or_else(|failed| panic!("look up: {failed}"));
         tree.verify(world, &up).await;
+    }
+    if let Some(lost) = world.model.lock().lost_count(COUNTER) {
+        panic!("{lost}");
     }
     let files = world.model.lock().files.len();
     for file in 0..files {

@@ -11,7 +11,6 @@
 //! moves at every event, so no two are equal.
 
 use crate::base::{CHUNK_BYTES, Ino};
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 pub const CELL_BYTES: usize = 256;
@@ -74,13 +73,15 @@ pub struct FileModel {
     first: u64,
     effects: Vec<Effect>,
     /// Writes and copies, by cell.
-    cells: BTreeMap<u32, Vec<usize>>,
+    cells: Vec<Vec<usize>>,
     /// What was cleared, mostly to the end of the file.
     clears: Vec<(Range<u32>, usize)>,
     /// The tick at which its last name began to go.
     pub going: Option<u64>,
     /// Whose unlink that was.
     pub going_by: Option<Incarnation>,
+    /// Writes by who had read what is told here, and held the lock of the file.
+    counts: Vec<(usize, Value)>,
 }
 
 /// Who reads, and since when it must see what others did.
@@ -164,18 +165,51 @@ impl FileModel {
     }
 
     /// Cells that something was written to.
-    pub fn written(&self) -> impl DoubleEndedIterator<Item = u32> + '_ {
-        self.cells.keys().copied()
+    pub fn written(&self) -> impl Iterator<Item = u32> + '_ {
+        (0..).zip(&self.cells).filter(|(_, effects)| !effects.is_empty()).map(|(cell, _)| cell)
     }
 
     pub fn is_written(&self, cell: u32) -> bool {
-        self.cells.contains_key(&cell)
+        self.cells.get(cell as usize).is_some_and(|effects| !effects.is_empty())
+    }
+
+    /// Numbers of effects: writes and copies first, then what cleared the cell.
+    fn numbers_on(&self, cell: u32) -> impl Iterator<Item = usize> + '_ {
+        let written = self.cells.get(cell as usize).into_iter().flatten().copied();
+        written.chain(self.clears.iter().filter(move |(cells, _)| cells.contains(&cell)).map(|(_, number)| *number))
     }
 
     fn effects_on(&self, cell: u32) -> Vec<&Effect> {
-        let written = self.cells.get(&cell).into_iter().flatten();
-        let cleared = self.clears.iter().filter(|(cells, _)| cells.contains(&cell)).map(|(_, number)| number);
-        written.chain(cleared).map(|number| &self.effects[*number]).collect()
+        self.numbers_on(cell).map(|number| &self.effects[number]).collect()
+    }
+}
+
+/// The last cell that was judged. The next one, if it has the same history and shows the same, is as good: cells come
+/// in long runs, and judging each would take most of a run's time.
+#[derive(Default)]
+pub struct Last {
+    numbers: Vec<usize>,
+    next: Vec<usize>,
+    /// File, version and, relative to where it was found, the cell that it showed; `Some(None)` for zeros.
+    shown: Option<Option<(u32, u32, u32)>>,
+}
+
+impl Last {
+    fn is_repeated(&mut self, file: &FileModel, cell: u32, value: Value) -> bool {
+        self.next.clear();
+        self.next.extend(file.numbers_on(cell));
+        let shown = match value {
+            Value::Zero => None,
+            Value::Written { file, cell: of, version } => Some((file, version, of.wrapping_sub(cell))),
+        };
+        if self.shown == Some(shown) && self.numbers == self.next {
+            return true;
+        }
+        std::mem::swap(&mut self.numbers, &mut self.next);
+        // What a copy shows, each cell has from elsewhere.
+        let copies = self.numbers.iter().any(|number| matches!(file.effects[*number].what, What::Copy { .. }));
+        self.shown = (!copies).then_some(shown);
+        false
     }
 }
 
@@ -191,10 +225,11 @@ impl Model {
             ino,
             first: if at_border { BORDER } else { phase },
             effects: Vec::new(),
-            cells: BTreeMap::new(),
+            cells: vec![Vec::new(); CELLS as usize],
             clears: Vec::new(),
             going: None,
             going_by: None,
+            counts: Vec::new(),
         };
         self.files.push(file);
         self.files.len() - 1
@@ -225,7 +260,7 @@ impl Model {
         if clears {
             file.clears.push((cells, number));
         } else {
-            cells.for_each(|cell| file.cells.entry(cell).or_default().push(number));
+            cells.for_each(|cell| file.cells[cell as usize].push(number));
         }
         number
     }
@@ -249,7 +284,7 @@ impl Model {
 
     /// A copy ended before this cell.
     pub fn cut_copy(&mut self, file: usize, effect: usize, before: u32) {
-        for (_, effects) in self.files[file].cells.range_mut(before..) {
+        for effects in self.files[file].cells.iter_mut().skip(before as usize) {
             effects.retain(|number| *number != effect);
         }
     }
@@ -284,6 +319,23 @@ impl Model {
         Ok(())
     }
 
+    /// Under the lock of the file, `effect` put another value in the place of `base`.
+    pub fn counted(&mut self, file: usize, effect: usize, base: Value) {
+        self.files[file].counts.push((effect, base));
+    }
+
+    /// Two values that were acknowledged and came of the same one: whoever wrote the later did not hold the lock any
+    /// more, or had not seen what the other had written.
+    pub fn lost_count(&self, file: usize) -> Option<String> {
+        let file = &self.files[file];
+        let certain: Vec<_> = file.counts.iter().filter(|(effect, _)| file.effects[*effect].certain).collect();
+        certain.iter().enumerate().find_map(|(at, (later, base))| {
+            let (earlier, _) = certain[..at].iter().find(|(_, other)| other == base)?;
+            let (one, other) = (&file.effects[*earlier], &file.effects[*later]);
+            Some(format!("two acknowledged writes came of {base:?}:\n    {one:?}\n    {other:?}"))
+        })
+    }
+
     /// A client is no more: what it had not flushed may be missing.
     pub fn crashed(&mut self, by: Incarnation) {
         for effect in self.files.iter_mut().flat_map(|file| &mut file.effects) {
@@ -303,6 +355,21 @@ impl Model {
         }
     }
 
+    /// A reader found `value` in a cell, after what it found in the one before.
+    pub fn judge_next(
+        &mut self,
+        file: usize,
+        cell: u32,
+        value: Value,
+        reader: Reader,
+        last: &mut Last,
+    ) -> Result<(), String> {
+        if last.is_repeated(&self.files[file], cell, value) {
+            return Ok(());
+        }
+        self.judge(file, cell, value, reader)
+    }
+
     /// A reader found `value` in a cell.
     pub fn judge(&mut self, file: usize, cell: u32, value: Value, reader: Reader) -> Result<(), String> {
         if self.may_show(file, cell, value, reader, u64::MAX, true, 0) {
@@ -311,7 +378,7 @@ impl Model {
         // What only this client knows of may have been lost in the background; then no flush will acknowledge it.
         if self.may_show(file, cell, value, reader, u64::MAX, false, 0) {
             let model = &mut self.files[file];
-            for number in model.cells.get(&cell).into_iter().flatten() {
+            for number in model.cells.get(cell as usize).into_iter().flatten() {
                 let effect = &mut model.effects[*number];
                 if effect.by == reader.by
                     && effect.settled.is_none()
@@ -327,6 +394,12 @@ impl Model {
             self.files[file].ino,
             self.history(file, cell)
         ))
+    }
+
+    /// Whether a kernel may go on showing this to who opens the file now.
+    pub fn may_keep(&self, file: usize, cell: u32, value: Value, reader: Reader, last: &mut Last) -> bool {
+        last.is_repeated(&self.files[file], cell, value)
+            || [true, false].into_iter().any(|own| self.may_show(file, cell, value, reader, u64::MAX, own, 0))
     }
 
     /// What was done to a cell.

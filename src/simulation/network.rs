@@ -28,6 +28,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
+/// Longer than a client goes on asking an engine that fails.
+const ENGINE_AWAY: Duration = Duration::from_secs(25);
+
 /// How often what goes wrong, as probabilities for each request.
 #[derive(Clone, Debug, Default)]
 pub struct Chances {
@@ -38,6 +41,9 @@ pub struct Chances {
     pub engine_before: f64,
     pub engine_conflict: f64,
     pub engine_lost: f64,
+    /// Of the commits without a reply, those after which the engine is out of reach of their client for longer than it
+    /// goes on asking.
+    pub engine_away: f64,
     pub store_before: f64,
     pub store_after: f64,
     /// The store is silent for longer than the client waits; what it was asked to do happens all the same.
@@ -79,7 +85,7 @@ impl Network {
             chances: Mutex::new(chances),
             lists_chunks_of_file: random.random(),
             looks_up: random.random(),
-            ranges: random.random(),
+            ranges: random.random_bool(0.75),
             random: Mutex::new(random),
             outages: Mutex::default(),
             excuses: Mutex::default(),
@@ -90,6 +96,12 @@ impl Network {
     /// From now on things go wrong like this.
     pub fn set(&self, chances: Chances) {
         *self.chances.lock() = chances;
+    }
+
+    /// Nothing goes wrong any more.
+    fn is_healed(&self) -> bool {
+        let chances = self.chances.lock();
+        chances.engine_lost == 0.0
     }
 
     /// From now on nothing goes wrong and nothing takes time.
@@ -141,8 +153,16 @@ impl Network {
 #[derive(Clone, Copy)]
 enum State {
     Open,
-    Held(Instant),
+    Held(Instant, Held),
     Dead,
+}
+
+/// What waits while a line is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held {
+    Everything,
+    /// Uploads go on, so that what is to be committed afterwards is complete.
+    Engine,
 }
 
 /// One incarnation of a client, as engine and store see it.
@@ -151,11 +171,13 @@ pub struct Line {
     state: Mutex<State>,
     /// Slices of which something was uploaded over this line, and which are not committed yet.
     uploaded: Mutex<BTreeSet<SliceId>>,
+    /// The engine refuses this client until then.
+    away_until: Mutex<Option<Instant>>,
 }
 
 impl Line {
     pub fn new(net: Arc<Network>) -> Arc<Line> {
-        Arc::new(Line { net, state: Mutex::new(State::Open), uploaded: Mutex::default() })
+        Arc::new(Line { net, state: Mutex::new(State::Open), uploaded: Mutex::default(), away_until: Mutex::default() })
     }
 
     /// Nothing is heard over this line any more.
@@ -170,23 +192,24 @@ impl Line {
     }
 
     /// Requests and replies wait for so long.
-    pub fn hold(&self, length: Duration) {
+    pub fn hold(&self, length: Duration, what: Held) {
         let mut state = self.state.lock();
         if let State::Open = *state {
-            *state = State::Held(Instant::now() + length);
+            *state = State::Held(Instant::now() + length, what);
         }
     }
 
-    async fn pass(&self) {
+    async fn pass(&self, to: Held) {
         loop {
             let state = *self.state.lock();
             match state {
                 State::Open => return,
                 State::Dead => std::future::pending::<()>().await,
-                State::Held(until) => {
+                State::Held(_, Held::Engine) if to != Held::Engine => return,
+                State::Held(until, what) => {
                     tokio::time::sleep_until(until).await;
                     let mut state = self.state.lock();
-                    if let State::Held(_) = *state {
+                    if matches!(*state, State::Held(since, held) if (since, held) == (until, what)) {
                         *state = State::Open;
                     }
                 }
@@ -194,18 +217,22 @@ impl Line {
         }
     }
 
-    async fn request(&self) {
-        self.pass().await;
+    async fn request(&self, to: Held) {
+        self.pass(to).await;
         self.net.latency().await;
     }
 
-    async fn reply(&self) {
+    async fn reply(&self, from: Held) {
         self.net.latency().await;
-        self.pass().await;
+        self.pass(from).await;
+    }
+
+    fn is_away(&self) -> bool {
+        self.away_until.lock().is_some_and(|until| Instant::now() < until) && !self.net.is_healed()
     }
 
     fn engine_answers(&self, call: &'static str) -> EngineResult<()> {
-        if self.net.is(Outage::EngineDown) || self.net.falls(|chances| chances.engine_before) {
+        if self.net.is(Outage::EngineDown) || self.is_away() || self.net.falls(|chances| chances.engine_before) {
             self.excuse_uploaded("the engine failed before its commit");
             return Err(Fault::unavailable(call).with("injected", true).into());
         }
@@ -213,10 +240,10 @@ impl Line {
     }
 
     async fn ask<T>(&self, call: &'static str, work: impl Future<Output = EngineResult<T>>) -> EngineResult<T> {
-        self.request().await;
+        self.request(Held::Engine).await;
         self.engine_answers(call)?;
         let answer = work.await;
-        self.reply().await;
+        self.reply(Held::Engine).await;
         answer
     }
 
@@ -323,7 +350,7 @@ impl EngineTxn for LineTxn {
         let LineTxn { line, txn } = *self;
         let net = &line.net;
         let excuse = |why| slices_in(&batch).for_each(|slice| net.excuse(slice, why));
-        line.request().await;
+        line.request(Held::Engine).await;
         if let Err(fault) = line.engine_answers("commit") {
             excuse("its commit failed");
             return Err(fault);
@@ -342,7 +369,10 @@ impl EngineTxn for LineTxn {
                 // Whatever came of it is lost.
                 let _lost = txn.commit(batch).await;
             }
-            line.reply().await;
+            line.reply(Held::Engine).await;
+            if net.falls(|chances| chances.engine_away) {
+                *line.away_until.lock() = Some(Instant::now() + ENGINE_AWAY);
+            }
             return Err(EngineError::Undetermined(Fault::undetermined("commit").with("injected", true)));
         }
         let slices: Vec<SliceId> = slices_in(&batch).collect();
@@ -350,7 +380,7 @@ impl EngineTxn for LineTxn {
         if done.is_ok() {
             line.uploaded.lock().retain(|slice| !slices.contains(slice));
         }
-        line.reply().await;
+        line.reply(Held::Engine).await;
         done
     }
 }
@@ -380,7 +410,7 @@ impl LineStore {
         if net.falls(|chances| chances.store_after) {
             return Err(Fault::unavailable("store").with("injected", "after"));
         }
-        self.0.reply().await;
+        self.0.reply(Held::Everything).await;
         Ok(())
     }
 }
@@ -397,7 +427,7 @@ impl ObjectStore for LineStore {
 
     async fn get(&self, key: &str, range: Option<Range<u64>>) -> Result<Payload, Fault> {
         let net = &self.0.net;
-        self.0.request().await;
+        self.0.request(Held::Everything).await;
         self.0.store_answers("get")?;
         if net.falls(|chances| chances.store_stall) {
             tokio::time::sleep(net.stall).await;
@@ -407,12 +437,12 @@ impl ObjectStore for LineStore {
             let left = net.random.lock().random_range(0..body.len());
             body = body.slice(..left);
         }
-        self.0.reply().await;
+        self.0.reply(Held::Everything).await;
         Ok(body)
     }
 
     async fn put(&self, key: &str, body: Payload) -> Result<(), Fault> {
-        self.0.request().await;
+        self.0.request(Held::Everything).await;
         self.0.store_answers("put")?;
         if self.0.net.is(Outage::StoreFull) {
             return Err(Fault::full("put").with("injected", true));
@@ -426,7 +456,7 @@ impl ObjectStore for LineStore {
     }
 
     async fn delete(&self, key: &str) -> Result<(), Fault> {
-        self.0.request().await;
+        self.0.request(Held::Everything).await;
         if let Err(fault) = self.0.store_answers("delete") {
             self.0.excuse(key, "its removal failed");
             return Err(fault);
@@ -436,18 +466,18 @@ impl ObjectStore for LineStore {
     }
 
     async fn head(&self, key: &str) -> Result<Option<ObjectMeta>, Fault> {
-        self.0.request().await;
+        self.0.request(Held::Everything).await;
         self.0.store_answers("head")?;
         let found = self.0.net.store.head(key).await;
-        self.0.reply().await;
+        self.0.reply(Held::Everything).await;
         found
     }
 
     async fn list(&self, prefix: &str, after: &str, limit: usize) -> Result<Vec<Listed>, Fault> {
-        self.0.request().await;
+        self.0.request(Held::Everything).await;
         self.0.store_answers("list")?;
         let found = self.0.net.store.list(prefix, after, limit).await;
-        self.0.reply().await;
+        self.0.reply(Held::Everything).await;
         found
     }
 

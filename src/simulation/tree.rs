@@ -191,7 +191,7 @@ impl Process {
                 Ok(()) => {}
                 Err(Failed::Gone) => {}
                 Err(failed) => {
-                    assert!(world.plan.is_faulty(), "look up: {failed}");
+                    assert!(world.may_fail(self.slot), "look up: {failed}");
                     tokio::time::sleep(Duration::from_secs(1)).await;
                 }
             }
@@ -217,7 +217,7 @@ impl Process {
         }
         let answer = self.call(request).await;
         self.say(|| format!("{what}: {}", flat(&answer)));
-        let faulty = self.world.plan.is_faulty();
+        let faulty = self.world.may_fail(self.slot);
         match (answer, after) {
             (Ok(done), Some(after)) => {
                 self.tree.set(after);
@@ -283,7 +283,7 @@ impl Process {
             self.tree.names.insert(place, Node { ino: Some(entry.ino), kind: Kind::File });
             self.tree.modes.insert(entry.ino, BTreeSet::from([0o644]));
             let file = self.world.file_of(entry.ino, phase, false);
-            self.opened(file, answer.handle, true, opened);
+            self.opened(file, &answer, true, opened);
         }
     }
 
@@ -405,7 +405,7 @@ impl Process {
                         "entries of {dir} as client {slot} sees them"
                     );
                 }
-                Err(failed) => self.excuse_look(&failed),
+                Err(failed) => self.excuse_look(slot, &failed),
             }
         } else {
             let place = self.place();
@@ -420,18 +420,19 @@ impl Process {
                         assert_eq!(nlink as usize, self.tree.links(ino), "links of {kind:?} {place:?}");
                     }
                 }
-                Err(failed) => self.excuse_look(&failed),
+                Err(failed) => self.excuse_look(slot, &failed),
             }
         }
     }
 
-    fn excuse_look(&self, failed: &Failed) {
+    fn excuse_look(&self, slot: usize, failed: &Failed) {
         let gone = matches!(failed, Failed::Gone);
-        assert!(gone || self.world.plan.is_faulty(), "c{}.{} look: {failed}", self.slot, self.number);
+        assert!(gone || self.world.may_fail(slot), "c{}.{} look: {failed}", self.slot, self.number);
     }
 
     /// Modes and extended attributes.
     pub async fn attributes(&mut self) {
+        let slot = self.slot;
         let Some(place) = self.taken(|node| node.kind == Kind::File) else { return };
         let Some(ino) = self.tree.get(&place).and_then(|node| node.ino) else { return };
         let up = self.client().clone();
@@ -450,7 +451,7 @@ impl Process {
                     }
                     Err(failed) => {
                         may_be.insert(mode);
-                        self.excuse_look(failed);
+                        self.excuse_look(slot, failed);
                     }
                 }
             }
@@ -464,7 +465,7 @@ impl Process {
                     Ok(()) => *may_be = BTreeSet::from([Some(value)]),
                     Err(failed) => {
                         may_be.insert(Some(value));
-                        self.excuse_look(failed);
+                        self.excuse_look(slot, failed);
                     }
                 }
             }
@@ -474,7 +475,7 @@ impl Process {
                 let found = match answer {
                     Ok(value) => Some(u32::from_le_bytes(value[..].try_into().expect("four bytes were set"))),
                     Err(Failed::Answer(Errno::ENODATA)) => None,
-                    Err(failed) => return self.excuse_look(&failed),
+                    Err(failed) => return self.excuse_look(slot, &failed),
                 };
                 let may_be = self.tree.xattrs.entry(ino).or_insert_with(|| BTreeSet::from([None]));
                 assert!(may_be.contains(&found), "xattr of {ino} is {found:?}, may be {may_be:?}");
@@ -488,7 +489,7 @@ impl Process {
                         assert!(may_be.contains(&attr.mode), "mode of {ino} is {:o}, may be {may_be:?}", attr.mode);
                         assert_eq!(attr.nlink as usize, self.tree.links(ino), "links of {ino}");
                     }
-                    Err(failed) => self.excuse_look(&failed),
+                    Err(failed) => self.excuse_look(slot, &failed),
                 }
             }
         }

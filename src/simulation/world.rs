@@ -1,9 +1,11 @@
 //! One run's world: the shared engine and store, the clients on them, their clocks, and what may befall them.
 
 use super::model::{Incarnation, Model};
-use super::network::{Chances, Line, LineEngine, LineStore, Network, Outage};
+use super::network::{Chances, Held, Line, LineEngine, LineStore, Network};
+use super::pages::Pages;
+use super::plan::Plan;
 use crate::base::{Ino, Timestamp};
-use crate::config::client::{AtimeMode, CacheDirs, ClientSettings};
+use crate::config::client::{CacheDirs, ClientSettings};
 use crate::config::units::Size;
 use crate::config::volume::VolumeFormat;
 use crate::meta::engine::{Engine, Scan};
@@ -13,14 +15,13 @@ use crate::util::clock::Clock;
 use crate::vfs::Vfs;
 use crate::vfs::client::{Client, Parts, pool_for};
 use parking_lot::Mutex;
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 /// What a client waits for a reply of the store.
@@ -33,103 +34,6 @@ pub const OPERATION_MAX: Duration = Duration::from_secs(600);
 const STEPS_SHOWN: usize = 150;
 /// 2026-01-01, a Thursday.
 const EPOCH_SECONDS: i64 = 1_767_225_600;
-
-/// What a seed stands for.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    pub seed: u64,
-    pub clients: usize,
-    pub processes: usize,
-    pub steps: usize,
-    /// Between two steps of a process, at most.
-    pub think_ms: u64,
-    pub chances: Chances,
-    pub outages: Vec<Outage>,
-    /// Crashes, pauses, outages and jumps of clocks.
-    pub events: usize,
-    pub crashes: bool,
-    pub pauses: bool,
-    /// Clients are held for longer than their sessions live.
-    pub long_pauses: bool,
-    /// Clocks differ by up to this, to both sides.
-    pub skew_ms: i64,
-    pub compression: &'static str,
-    pub hash_prefix: bool,
-    pub trash_days: i64,
-    pub cache_bytes: u64,
-    pub buffer_bytes: u64,
-    pub atime: AtimeMode,
-    pub skip_dir_mtime: Duration,
-    pub shared_weight: u32,
-}
-
-impl Plan {
-    pub fn of(seed: u64) -> Plan {
-        let random = &mut StdRng::seed_from_u64(seed);
-        let mut chances = Chances { latency_ms: random.random_range(0..=12), ..Chances::default() };
-        if random.random_bool(0.3) {
-            chances.slow = 0.02;
-        }
-        let some =
-            |random: &mut StdRng, most: f64| if random.random_bool(0.6) { random.random_range(0.0..most) } else { 0.0 };
-        // A third of the runs meets latency and crashes only: what happens in them is judged without allowances.
-        let calm = random.random_bool(0.35);
-        let mut outages = Vec::new();
-        if !calm {
-            chances.engine_before = some(random, 0.05);
-            chances.engine_lost = some(random, 0.08);
-            chances.store_before = some(random, 0.08);
-            chances.store_after = some(random, 0.08);
-            chances.store_stall = some(random, 0.02);
-            chances.store_truncate = some(random, 0.1);
-            for outage in [Outage::EngineDown, Outage::EngineFull, Outage::StoreDown, Outage::StoreFull] {
-                if random.random_bool(0.25) {
-                    outages.push(outage);
-                }
-            }
-        }
-        chances.engine_conflict = some(random, 0.1);
-        let clients = random.random_range(2..=4);
-        let processes = random.random_range(1..=2);
-        let all_steps = random.random_range(30..=120);
-        Plan {
-            seed,
-            clients,
-            processes,
-            steps: (all_steps / (clients * processes)).max(6),
-            think_ms: [0, 20, 300, 3000][random.random_range(0..4)],
-            outages,
-            events: random.random_range(0..=4),
-            crashes: random.random_bool(0.6),
-            pauses: !calm && random.random_bool(0.4),
-            long_pauses: false,
-            skew_ms: [0, 5, 2000, 20_000][random.random_range(0..4)],
-            // Codecs work on threads of their own, and what ends on those does not end in virtual time.
-            compression: "none",
-            hash_prefix: random.random_bool(0.2),
-            trash_days: i64::from(random.random_bool(0.4)),
-            cache_bytes: [0, 128 << 10, 1 << 30][random.random_range(0..3)],
-            buffer_bytes: if random.random_bool(0.2) { 256 << 10 } else { 32 << 20 },
-            atime: if random.random_bool(0.2) { AtimeMode::Relative } else { AtimeMode::Never },
-            skip_dir_mtime: if random.random_bool(0.5) { Duration::ZERO } else { Duration::from_millis(100) },
-            shared_weight: random.random_range(0..=4),
-            chances,
-        }
-    }
-
-    /// Requests may fail for reasons that an operation cannot outlive.
-    pub fn is_faulty(&self) -> bool {
-        let Chances { engine_before, engine_lost, store_before, store_after, store_stall, store_truncate, .. } =
-            self.chances;
-        let sum = engine_before + engine_lost + store_before + store_after + store_stall + store_truncate;
-        sum > 0.0 || !self.outages.is_empty() || self.pauses || self.long_pauses
-    }
-
-    /// Another client may take one for dead that is alive.
-    pub fn sessions_may_end(&self) -> bool {
-        self.long_pauses || self.pauses || self.is_faulty()
-    }
-}
 
 /// A client's wall clock.
 struct SkewedClock {
@@ -164,6 +68,8 @@ pub struct Slot {
     running: Mutex<Option<(Client, Arc<Line>)>>,
     incarnations: AtomicU64,
     skew_ms: Arc<AtomicI64>,
+    /// The present incarnation was held at some time: what it asked for may have failed.
+    was_held: AtomicBool,
 }
 
 /// The last steps, and a sum over all of them.
@@ -182,6 +88,10 @@ pub struct World {
     pub wall_ms: Arc<AtomicI64>,
     /// Who holds the lock of the shared counter.
     pub lock_holder: Mutex<Option<(Incarnation, usize)>>,
+    pub pages: Mutex<Pages>,
+    /// What goes on beside the processes.
+    pub errands: Mutex<Vec<JoinHandle<()>>>,
+    pub dir: OnceLock<Ino>,
     format: VolumeFormat,
     trace: Mutex<Trace>,
 }
@@ -200,6 +110,7 @@ impl World {
             running: Mutex::default(),
             incarnations: AtomicU64::new(0),
             skew_ms: Arc::default(),
+            was_held: AtomicBool::new(false),
         };
         let world = Arc::new(World {
             slots: (0..plan.clients).map(slot).collect(),
@@ -208,6 +119,9 @@ impl World {
             begun: Instant::now(),
             wall_ms: Arc::default(),
             lock_holder: Mutex::default(),
+            pages: Mutex::default(),
+            errands: Mutex::default(),
+            dir: OnceLock::new(),
             format,
             trace: Mutex::new(Trace { hasher: DefaultHasher::new(), last: VecDeque::new(), steps: 0 }),
             plan,
@@ -299,6 +213,7 @@ impl World {
                 tokio::time::timeout(OPERATION_MAX, Client::assemble(self.parts(slot, &line), &settings, "/sim"));
             match opened.await.expect("opening a volume ends in time") {
                 Ok(client) => {
+                    place.was_held.store(false, Ordering::Relaxed);
                     let number = place.incarnations.fetch_add(1, Ordering::Relaxed) as u32 + 1;
                     let up = Up { incarnation: (slot, number), vfs: client.vfs.clone() };
                     *place.running.lock() = Some((client, line));
@@ -356,10 +271,17 @@ impl World {
         }
     }
 
-    pub fn hold(&self, slot: usize, length: Duration) {
+    pub fn hold(&self, slot: usize, length: Duration, what: Held) {
         if let Some((_, line)) = &*self.slots[slot].running.lock() {
-            line.hold(length);
+            self.slots[slot].was_held.store(true, Ordering::Relaxed);
+            line.hold(length, what);
         }
+    }
+
+    /// What the client of a slot is asked for may fail, and others may take it for dead: it stood still, or everything
+    /// in this run may fail.
+    pub fn may_fail(&self, slot: usize) -> bool {
+        self.plan.is_faulty() || self.slots[slot].was_held.load(Ordering::Relaxed)
     }
 
     /// An orderly end of a client. Whatever could not be flushed is in the answer of the flushes before.
@@ -367,6 +289,8 @@ impl World {
         let Some((client, _line)) = self.slots[slot].running.lock().take() else { return };
         let up = self.slots[slot].up.send_replace(None).expect("what runs is up");
         let closed = tokio::time::timeout(OPERATION_MAX, client.close()).await.expect("closing ends in time");
+        let kept = up.vfs.files_without_users();
+        assert!(kept.is_empty(), "client {slot} knows files that nobody has open and that miss nothing: {kept:?}");
         self.step(|| format!("client {slot} closes: {closed:?}"));
         drop(up.vfs);
         let mut model = self.model.lock();
@@ -425,7 +349,7 @@ impl World {
 
     /// The file that processes count in, and some that everybody uses and nobody removes.
     pub async fn make_files(&self, up: &Up) {
-        for number in 0..=super::process::HOT_FILES {
+        for number in 0..=self.plan.hot_files {
             let name = crate::base::Name::entry(format!("f{number}").as_bytes()).expect("a valid name");
             let made = up.vfs.create(&crate::meta::Caller::root(), Ino::ROOT, &name, 0o644, 0, libc::O_RDWR).await;
             let (entry, opened) = made.expect("a fresh volume");

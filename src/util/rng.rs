@@ -16,6 +16,18 @@ pub fn seed_thread(seed: Option<u64>) {
     SEEDED.with_borrow_mut(|seeded| *seeded = seed.map(rand::rngs::StdRng::seed_from_u64));
 }
 
+/// Whether all that happens on this thread is to be the same for the same seed. Work on other threads is not: it ends
+/// at another moment each time.
+#[cfg(test)]
+pub fn is_seeded() -> bool {
+    SEEDED.with_borrow(|seeded| seeded.is_some())
+}
+
+#[cfg(not(test))]
+pub const fn is_seeded() -> bool {
+    false
+}
+
 fn draw<T>(from: impl FnOnce(&mut dyn RngCore) -> T) -> T {
     #[cfg(test)]
     {
