@@ -295,9 +295,13 @@ impl Dispatcher {
             Request::Fsync { ino, handle, datasync } => {
                 Box::pin(async move { this.vfs.fsync(ino, handle, datasync).await.map(|()| Answer::Done) })
             }
-            Request::Release { ino, handle, .. } => {
-                Box::pin(async move { this.vfs.release(ino, handle).await.map(|()| Answer::Done) })
-            }
+            Request::Release { ino, handle, owner, .. } => Box::pin(async move {
+                let released = this.vfs.release(ino, handle).await;
+                if let Some(owner) = owner {
+                    this.vfs.flock(ino, handle, owner, LockKind::Unlock).await?;
+                }
+                released.map(|()| Answer::Done)
+            }),
             Request::Allocate { ino, handle, mode, offset, len } => {
                 let caller = self.caller(origin);
                 Box::pin(async move {
@@ -397,8 +401,20 @@ impl Dispatcher {
                 }))
             }),
             Request::SetLock { ino, owner, lock, wait, .. } => {
-                let deadline = Instant::now() + self.settings.deadline;
-                Box::pin(async move { this.lock(origin, ino, owner, lock, wait.then_some(deadline)).await })
+                let until = wait.then(|| Instant::now() + self.settings.deadline);
+                let RangeLock { start, end, kind, pid } = lock;
+                Box::pin(async move {
+                    let vfs = &this.vfs;
+                    let set = move |kind| vfs.setlk(ino, owner, start, end, kind, pid, false);
+                    lock_by(origin, ino, kind, until, set).await
+                })
+            }
+            Request::Flock { ino, handle, owner, kind, wait } => {
+                let until = wait.then(|| Instant::now() + self.settings.deadline);
+                Box::pin(async move {
+                    let vfs = &this.vfs;
+                    lock_by(origin, ino, kind, until, move |kind| vfs.flock(ino, handle, owner, kind)).await
+                })
             }
             Request::Ioctl { ino, command, input, .. } => {
                 if !self.settings.ioctl {
@@ -523,43 +539,6 @@ impl Dispatcher {
         if kept { Ok(()) } else { Err(Errno::ENOTSUP) }
     }
 
-    /// Sets a lock; with a deadline, tries until it is there, the time is over, or the caller has a signal to attend
-    /// to. The transport cannot deliver interrupts, so the signal is looked for.
-    async fn lock(
-        &self,
-        origin: Origin,
-        ino: Ino,
-        owner: u64,
-        lock: RangeLock,
-        wait_until: Option<Instant>,
-    ) -> Outcome<Answer> {
-        let kind = match lock.kind {
-            libc::F_RDLCK => LockKind::Read,
-            libc::F_WRLCK => LockKind::Write,
-            libc::F_UNLCK => LockKind::Unlock,
-            _ => return Err(Errno::EINVAL.into()),
-        };
-        let mut pause = LOCK_PAUSE_FIRST;
-        loop {
-            let stop = match self.vfs.setlk(ino, owner, lock.start, lock.end, kind, lock.pid, false).await {
-                Ok(()) if kind == LockKind::Unlock => return Ok(Answer::Done),
-                Ok(()) => return Ok(Answer::Locked(ino)),
-                Err(stop) => stop,
-            };
-            let Some(until) = wait_until else { return Err(stop) };
-            if stop.errno() != Errno::EAGAIN {
-                return Err(stop);
-            }
-            // A little early: past the deadline itself the request is answered for us, and a lock that came then
-            // would belong to nobody.
-            if Instant::now() + 2 * LOCK_PAUSE_MAX >= until || is_interrupted(origin.pid) {
-                return Err(Errno::EINTR.into());
-            }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LOCK_PAUSE_MAX);
-        }
-    }
-
     /// The virtual entries of the root, which follow its own.
     fn listed_after(&self, offset: u64) -> Vec<DirItem> {
         let skipped = offset.saturating_sub(LISTED_FROM) as usize;
@@ -602,6 +581,42 @@ impl Dispatcher {
     }
 }
 
+/// Sets a lock; with a deadline, tries until it is there, the time is over, or the caller has a signal to attend to. The
+/// transport cannot deliver interrupts, so the signal is looked for.
+async fn lock_by<F: Future<Output = Outcome<()>>>(
+    origin: Origin,
+    ino: Ino,
+    kind: i32,
+    wait_until: Option<Instant>,
+    set: impl Fn(LockKind) -> F,
+) -> Outcome<Answer> {
+    let kind = match kind {
+        libc::F_RDLCK => LockKind::Read,
+        libc::F_WRLCK => LockKind::Write,
+        libc::F_UNLCK => LockKind::Unlock,
+        _ => return Err(Errno::EINVAL.into()),
+    };
+    let mut pause = LOCK_PAUSE_FIRST;
+    loop {
+        let stop = match set(kind).await {
+            Ok(()) if kind == LockKind::Unlock => return Ok(Answer::Done),
+            Ok(()) => return Ok(Answer::Locked(ino)),
+            Err(stop) => stop,
+        };
+        let Some(until) = wait_until else { return Err(stop) };
+        if stop.errno() != Errno::EAGAIN {
+            return Err(stop);
+        }
+        // A little early: past the deadline itself the request is answered for us, and a lock that came then would
+        // belong to nobody.
+        if Instant::now() + 2 * LOCK_PAUSE_MAX >= until || is_interrupted(origin.pid) {
+            return Err(Errno::EINTR.into());
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LOCK_PAUSE_MAX);
+    }
+}
+
 fn refuse(errno: Errno) -> Work {
     Box::pin(std::future::ready(Err(errno.into())))
 }
@@ -640,6 +655,7 @@ fn inode_of(request: &Request<'_>) -> Option<Ino> {
         | Request::RemoveXattr { ino, .. }
         | Request::GetLock { ino, .. }
         | Request::SetLock { ino, .. }
+        | Request::Flock { ino, .. }
         | Request::Ioctl { ino, .. } => Some(ino),
         Request::CopyRange { to, .. } => Some(to.0),
     }

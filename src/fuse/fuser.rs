@@ -2,7 +2,7 @@
 //!
 //! Each of fuser's threads reads a request, hands it to the dispatcher and reads on; replies are sent from wherever they
 //! become ready. What fuser 0.18 cannot do shapes what is asked of the kernel: it does not tell flock from fcntl locks,
-//! so only the latter are requested and flock stays local to the mount; it refuses interrupts, so every request has a
+//! which is read behind its back (`raw.rs`); it refuses interrupts, so every request has a
 //! deadline of ours (`attend.rs`); it has one time-out for entry and attributes in create and in listings with
 //! attributes, so those get the shorter one. Capabilities that it accepts but does not handle are never requested
 //! (SETXATTR_EXT, HANDLE_KILLPRIV_V2, SECURITY_CTX, CREATE_SUPP_GROUP, ALLOW_IDMAP, OVER_IO_URING, RESEND,
@@ -11,6 +11,7 @@
 use super::convert::{self, PREFERRED_IO_BYTES};
 use super::dispatch::Dispatcher;
 use super::mount::{Channel, Options};
+use super::raw::{self, Told};
 use super::reply::contiguous;
 use super::transport::{Answer, Changes, KernelCache, Listed, NewTime, Opening, Origin, RangeLock, Reply, Request};
 use crate::base::{Attr, Errno, Fault, Ino, Kind};
@@ -103,6 +104,7 @@ impl Wishes {
             | InitFlags::FUSE_BIG_WRITES
             | InitFlags::FUSE_MAX_PAGES
             | InitFlags::FUSE_POSIX_LOCKS
+            | InitFlags::FUSE_FLOCK_LOCKS
             | InitFlags::FUSE_EXPORT_SUPPORT
             | InitFlags::FUSE_AUTO_INVAL_DATA
             // Never without: listings are loaded with attributes anyway, and the kernel's own choice (AUTO) asks for
@@ -496,9 +498,16 @@ impl fuser::Filesystem for Files {
         sleep: bool,
         reply: fuser::ReplyEmpty,
     ) {
-        let lock = RangeLock { start, end, kind: typ, pid };
-        let request =
-            Request::SetLock { ino: self.ino(node), handle: handle(fh), owner: lock_owner.0, lock, wait: sleep };
+        let (ino, owner, lock) = (self.ino(node), lock_owner.0, RangeLock { start, end, kind: typ, pid });
+        let told = Told { unique: req.unique().0, handle: fh.0, owner, start, end, kind: typ, pid };
+        let request = match raw::is_flock(req, &told) {
+            Some(true) => Request::Flock { ino, handle: handle(fh), owner, kind: typ, wait: sleep },
+            Some(false) => Request::SetLock { ino, handle: handle(fh), owner, lock, wait: sleep },
+            None => {
+                tracing::error!(%ino, "a lock is refused: it cannot be told whether flock or fcntl asks for it");
+                return reply.error(fuser::Errno::ENOLCK);
+            }
+        };
         self.serve(req, request, Slot::Empty(reply));
     }
 

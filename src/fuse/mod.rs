@@ -3,7 +3,7 @@
 //! A [`transport`] reads requests and sends replies ([`fuser`] is the one there is), [`dispatch`] turns a request into
 //! an operation of the vfs, [`attend`] drives it and sends the answer. [`convert`] translates words and numbers,
 //! [`reply`] has the data on its way out, [`trace`] and [`access_log`] the words and lines of the access log, [`metrics`]
-//! the counts, and [`mount`] mounts and unmounts. No policy lives here: what a request means is decided in `vfs` and
+//! the counts, `raw` reads what the transport leaves out, and [`mount`] mounts and unmounts. No policy lives here: what a request means is decided in `vfs` and
 //! `meta`.
 
 pub mod access_log;
@@ -13,6 +13,7 @@ pub mod dispatch;
 pub mod fuser;
 pub mod metrics;
 pub mod mount;
+mod raw;
 pub mod reply;
 pub mod trace;
 pub mod transport;

@@ -7,7 +7,7 @@ use crate::base::{Attr, Kind, Timestamp};
 use std::fmt::Write;
 
 /// Every name that [`operation`] answers.
-pub const OPERATIONS: [&str; 33] = [
+pub const OPERATIONS: [&str; 34] = [
     "lookup",
     "getattr",
     "setattr",
@@ -40,6 +40,7 @@ pub const OPERATIONS: [&str; 33] = [
     "removexattr",
     "getlk",
     "setlk",
+    "flock",
     "ioctl",
 ];
 
@@ -78,6 +79,7 @@ pub fn operation(request: &Request<'_>) -> &'static str {
         Request::RemoveXattr { .. } => "removexattr",
         Request::GetLock { .. } => "getlk",
         Request::SetLock { .. } => "setlk",
+        Request::Flock { .. } => "flock",
         Request::Ioctl { .. } => "ioctl",
     }
 }
@@ -134,6 +136,14 @@ pub fn arguments(request: &Request<'_>) -> String {
         Request::SetLock { ino, handle, owner, lock, wait } => {
             let (start, end, kind, pid) = (lock.start, lock.end, letter(&lock), lock.pid);
             format!("({ino},{},{owner:016X},{start},{end},{kind},{wait},{pid})", handle.0)
+        }
+        Request::Flock { ino, handle, owner, kind, wait } => {
+            let kind = match kind {
+                libc::F_RDLCK => "LOCKSH",
+                libc::F_WRLCK => "LOCKEX",
+                _ => "UNLOCK",
+            };
+            format!("({ino},{},{owner:016X},{kind},{wait})", handle.0)
         }
         Request::Ioctl { ino, command, input, output_bytes, .. } => {
             format!("({ino},0x{command:X},0x0,{},{output_bytes})", input.len())

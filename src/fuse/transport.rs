@@ -223,6 +223,14 @@ pub enum Request<'a> {
         lock: RangeLock,
         wait: bool,
     },
+    /// flock(2): on the whole file, of one open file. `kind` is that of fcntl(2).
+    Flock {
+        ino: Ino,
+        handle: Handle,
+        owner: u64,
+        kind: i32,
+        wait: bool,
+    },
     Ioctl {
         ino: Ino,
         handle: Handle,

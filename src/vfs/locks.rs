@@ -1,9 +1,7 @@
-//! POSIX record locks of a mount: the owner is the kernel's, the lock itself is the volume's.
-//!
-//! flock(2) stays local to the mount: the FUSE transport of today cannot tell it from fcntl(2) locks, so the kernel is
-//! not asked to send it here.
+//! Locks of a mount: the owner is the kernel's, the lock itself is the volume's. POSIX record locks belong to a process,
+//! flock(2) to an open file.
 
-use super::Vfs;
+use super::{Handle, Vfs};
 use crate::base::{Errno, Ino, Outcome};
 use crate::meta::ops::plock::LockKind;
 use crate::meta::record::PlockRange;
@@ -13,7 +11,7 @@ impl Vfs {
     /// committed any more, and what was written under a lock must not be followed by more: such files answer EIO to
     /// every later write, flush and fsync until they are closed by all.
     pub(super) fn lose_session(&self) {
-        let locked = self.meta.plocked_inodes();
+        let locked = self.meta.locked_inodes();
         let mut lost = 0;
         for file in self.files.all() {
             let mut state = file.state();
@@ -50,11 +48,24 @@ impl Vfs {
         pid: u32,
         wait: bool,
     ) -> Outcome<()> {
+        self.between(ino, kind, self.meta.set_plock(ino, owner, kind, start, end, pid, wait)).await
+    }
+
+    /// Locks or unlocks the whole file for one open file, which has this handle and for the kernel this owner. The
+    /// other promises are those of `setlk`.
+    pub async fn flock(&self, ino: Ino, handle: Handle, owner: u64, kind: LockKind) -> Outcome<()> {
+        // As the peer makes the owner that is stored.
+        self.between(ino, kind, self.meta.flock(ino, owner ^ handle.0, kind, false)).await
+    }
+
+    /// What is written is stored before a lock is given up or shared with readers, and what is known is renewed once one
+    /// is taken.
+    async fn between(&self, ino: Ino, kind: LockKind, lock: impl Future<Output = Outcome<()>>) -> Outcome<()> {
         let file = self.files.get(ino);
-        if let (Some(file), LockKind::Unlock) = (&file, kind) {
+        if let (Some(file), LockKind::Unlock | LockKind::Read) = (&file, kind) {
             self.flush_file(file).await?;
         }
-        self.meta.set_plock(ino, owner, kind, start, end, pid, wait).await?;
+        lock.await?;
         if let (Some(file), LockKind::Read | LockKind::Write) = (&file, kind) {
             let version = file.version();
             let mut attr = self.meta.getattr(ino).await?;

@@ -260,8 +260,9 @@ async fn a_client_that_was_taken_for_dead_fails_what_it_had_not_committed() {
         (entry.ino, opened.handle)
     };
     let (first, second) = (open(b"dirty before it is known").await, open(b"dirty when it is known").await);
-    let (locked, clean) = (open(b"locked").await, open(b"clean").await);
+    let (locked, flocked, clean) = (open(b"locked").await, open(b"flocked").await, open(b"clean").await);
     vfs.setlk(locked.0, 1, 0, 9, LockKind::Write, 1, false).await.unwrap();
+    vfs.flock(flocked.0, flocked.1, 9, LockKind::Read).await.unwrap();
     let errno = |outcome: Outcome<()>| outcome.map_err(|stop| stop.errno());
     for (ino, handle) in [first, second] {
         vfs.write(ino, handle, 5, vec![2; 10].into()).await.unwrap();
@@ -271,7 +272,7 @@ async fn a_client_that_was_taken_for_dead_fails_what_it_had_not_committed() {
     assert_eq!(errno(vfs.fsync(first.0, first.1, false).await), Err(Errno::EIO));
     vfs.lose_session();
     vfs.meta().start_session(SessionInfo::default(), heartbeat).await.unwrap();
-    for (ino, handle) in [first, second, locked] {
+    for (ino, handle) in [first, second, locked, flocked] {
         let written = vfs.write(ino, handle, 0, vec![3; 10].into()).await;
         assert_eq!(written.map_err(|stop| stop.errno()), Err(Errno::EIO));
         assert_eq!(errno(vfs.fsync(ino, handle, false).await), Err(Errno::EIO));
@@ -279,7 +280,7 @@ async fn a_client_that_was_taken_for_dead_fails_what_it_had_not_committed() {
     }
     vfs.write(clean.0, clean.1, 10, vec![2; 10].into()).await.unwrap();
     vfs.fsync(clean.0, clean.1, false).await.unwrap();
-    for (ino, handle) in [first, second, locked] {
+    for (ino, handle) in [first, second, locked, flocked] {
         let again = vfs.open(&Caller::root(), ino, libc::O_RDWR).await.unwrap();
         assert!(!again.keep_cache, "the kernel has pages of what was lost");
         let again = again.handle;

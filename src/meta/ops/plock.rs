@@ -8,7 +8,7 @@
 use crate::base::{Errno, Ino, Outcome, SessionId};
 use crate::meta::Meta;
 use crate::meta::engine::Change;
-use crate::meta::record::{Key, PlockHolder, PlockRange, Record};
+use crate::meta::record::{FlockHolder, Key, PlockHolder, PlockRange, Record};
 use crate::meta::session::{require_alive, session_of};
 use crate::meta::txn::{AttrOf, Operation, Peek, PlocksOf, SessionOf, Settled, Tx};
 use parking_lot::Mutex;
@@ -42,7 +42,7 @@ impl LockNotes {
     }
 
     /// Every inode on which something may be locked.
-    fn inodes(&self) -> HashSet<Ino> {
+    pub(in crate::meta::ops) fn inodes(&self) -> HashSet<Ino> {
         self.0.lock().iter().map(|(ino, _)| *ino).collect()
     }
 }
@@ -168,9 +168,24 @@ impl Operation for SetPlock {
 }
 
 impl Meta {
-    /// Inodes on which this client may hold POSIX locks.
-    pub fn plocked_inodes(&self) -> HashSet<Ino> {
-        self.plock_notes.inodes()
+    /// Inodes on which this client may hold locks, of either kind.
+    pub fn locked_inodes(&self) -> HashSet<Ino> {
+        let mut inodes = self.plock_notes.inodes();
+        inodes.extend(self.flock_notes.inodes());
+        inodes
+    }
+
+    /// All locks on a file: flock(2) and POSIX.
+    pub async fn locks_on(&self, ino: Ino) -> Outcome<(Vec<FlockHolder>, Vec<PlockHolder>)> {
+        let mut found = (Vec::new(), Vec::new());
+        for record in self.read(&[Key::Flocks(ino), Key::Plocks(ino)]).await? {
+            match record {
+                Some(Record::Flocks(holders)) => found.0 = holders,
+                Some(Record::Plocks(holders)) => found.1 = holders,
+                _ => {}
+            }
+        }
+        Ok(found)
     }
 
     /// F_GETLK: what stands in the way of `wanted`, if anything. The pid is known only for locks of this session.
