@@ -140,6 +140,11 @@ impl ChunkStore {
         &self.inner.options
     }
 
+    /// The objects are files on a disk of this machine.
+    pub fn is_local(&self) -> bool {
+        self.inner.objects.capabilities().local
+    }
+
     pub fn block_size(&self) -> u32 {
         self.inner.options.block_size
     }

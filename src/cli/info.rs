@@ -148,7 +148,10 @@ fn described(info: &Info, raw: bool) -> String {
         let _ = writeln!(out, "{label:>7}: {text}");
     };
     let summary = &info.summary;
-    let both = |bytes: u64| format!("{} ({bytes} Bytes)", binary(bytes));
+    let both = |bytes: u64| match bytes {
+        0..1024 => binary(bytes),
+        _ => format!("{} ({bytes} Bytes)", binary(bytes)),
+    };
     line("inode", info.ino.to_string());
     line("files", summary.files.to_string());
     line("dirs", summary.dirs.to_string());
@@ -181,7 +184,13 @@ fn described(info: &Info, raw: bool) -> String {
         let rows = info.objects.iter().zip(positions(&info.objects)).map(row).collect();
         table(" objects:", &["chunkIndex", "objectName", "size", "offset", "length", "pos"], rows);
     }
-    let kind = |lock: &Lock| lock.r#type.as_str().map_or_else(|| lock.r#type.to_string(), str::to_string);
+    // POSIX locks come with the kernel's number of their kind.
+    let kind = |lock: &Lock| match (lock.r#type.as_str(), lock.r#type.as_u64()) {
+        (Some(letter), _) => letter.to_owned(),
+        (None, Some(0)) => "R".into(),
+        (None, Some(1)) => "W".into(),
+        (None, _) => lock.r#type.to_string(),
+    };
     let flocks = info.flocks.iter().map(|l| vec![number(l.sid), number(l.owner), kind(l)]).collect();
     table(" flocks:", &["Sid", "Owner", "Type"], flocks);
     let row = |l: &Lock| vec![number(l.sid), number(l.owner), kind(l), number(l.pid), number(l.start), number(l.end)];
@@ -278,6 +287,6 @@ mod tests {
         let info: Info = serde_json::from_str(r#"{"Ino":7,"Summary":{},"Paths":["/a","/b"]}"#).unwrap();
         let text = described(&info, true);
         assert!(text.contains("  paths: \n\t/a\n\t/b\n"), "{text}");
-        assert!(text.contains(" length: 0 Bytes (0 Bytes)\n"), "{text}");
+        assert!(text.contains(" length: 0 Bytes\n"), "{text}");
     }
 }

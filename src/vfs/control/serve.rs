@@ -8,7 +8,9 @@ use super::{Control, Session};
 use crate::base::slice::resolve;
 use crate::base::{Attr, CHUNK_BYTES, ChunkIndex, Errno, Fault, Ino, Kind, Name, Outcome, Slice, Stop};
 use crate::chunk::layout;
+use crate::config::volume::{Tier, VolumeFormat};
 use crate::meta::Caller;
+use crate::meta::record::{FlockHolder, PlockHolder, PlockRange};
 use crate::vfs::Vfs;
 use futures::{StreamExt, TryStreamExt};
 use serde_json::{Value, json};
@@ -242,7 +244,11 @@ struct Told {
     paths: Vec<String>,
     chunks: Option<Vec<(ChunkIndex, Slice)>>,
     objects: Option<Vec<(ChunkIndex, String, u32, u32, u32)>>,
-    tier: u8,
+    flocks: Vec<FlockHolder>,
+    plocks: Vec<PlockHolder>,
+    tier: Tier,
+    /// The store has no classes, so that an object cannot be in another one than none.
+    classless: bool,
 }
 
 struct Info<'a> {
@@ -263,7 +269,9 @@ impl Info<'_> {
     async fn fill(&self, told: &mut Told, ino: Ino, recursive: bool, raw: bool) -> Outcome<()> {
         let vfs = &self.control.vfs;
         let attr = vfs.meta().getattr(ino).await?;
-        told.tier = attr.tier;
+        told.tier = self.tier(attr.tier).await?;
+        told.classless = vfs.data().is_local();
+        (told.flocks, told.plocks) = vfs.meta().locks_on(ino).await?;
         self.count(told, ino, attr, recursive).await?;
         let paths = vfs.meta().paths_of(ino).await?;
         told.paths = paths.iter().map(|path| String::from_utf8_lossy(path).into_owned()).collect();
@@ -285,6 +293,15 @@ impl Info<'_> {
         });
         told.objects = Some(objects.collect());
         Ok(())
+    }
+
+    /// As the volume defines it now; a tier that it does not define has only its number.
+    async fn tier(&self, id: u8) -> Outcome<Tier> {
+        let undefined = Tier::new(id, "", "");
+        let Some(setting) = self.control.vfs.meta().setting().await? else { return Ok(undefined) };
+        let read = VolumeFormat::from_json(&setting);
+        let format = read.map_err(|error| Fault::corrupt("read the volume record").source(error))?;
+        Ok(format.tiers.get(&id).cloned().unwrap_or(undefined))
     }
 
     async fn count(&self, told: &mut Told, ino: Ino, attr: Attr, recursive: bool) -> Outcome<()> {
@@ -330,7 +347,25 @@ impl Told {
             });
             rows.collect::<Vec<_>>()
         });
-        let class = if self.objects.is_some() { "actual()" } else { "" };
+        let class = &self.tier.storage_class;
+        // What is said of the objects where it is known, as the peer says it.
+        let class = match (self.objects.is_some(), class.is_empty()) {
+            (true, true) if self.tier.id == 0 => "actual()".to_owned(),
+            (true, false) if self.classless => format!("expected({class}),actual()"),
+            _ => class.clone(),
+        };
+        let flocks = self.flocks.iter().map(|held| {
+            let kind = if held.exclusive { "W" } else { "R" };
+            json!({ "Sid": held.session.0, "Owner": held.owner, "Type": kind })
+        });
+        let plocks = self.plocks.iter().flat_map(|holder| {
+            holder.ranges.iter().map(|range| {
+                let PlockRange { exclusive, pid, start, end } = *range;
+                // The kernel's numbers of the two kinds.
+                let (sid, owner, kind) = (holder.session.0, holder.owner, u8::from(exclusive));
+                json!({ "Sid": sid, "Owner": owner, "Type": kind, "Pid": pid, "Start": start, "End": end })
+            })
+        });
         json!({
             "Ino": self.ino,
             "Failed": !ok,
@@ -339,9 +374,9 @@ impl Told {
             "Paths": list(&paths),
             "Chunks": chunks,
             "Objects": objects,
-            "PLocks": list(&[]),
-            "FLocks": list(&[]),
-            "Tier": { "ID": self.tier, "StorageClass": class, "Tag": "" },
+            "PLocks": list(&plocks.collect::<Vec<_>>()),
+            "FLocks": list(&flocks.collect::<Vec<_>>()),
+            "Tier": { "ID": self.tier.id, "StorageClass": class, "Tag": self.tier.tag },
             "RestoreStatus": "",
         })
     }
