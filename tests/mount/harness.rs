@@ -339,9 +339,10 @@ impl Mount {
         self.wait_for_exit();
     }
 
-    /// The client's processes name the mount point on their command line.
+    /// The client's processes name their log on their command line; its end, with the mount point, is lost with the peer
+    /// where it hides what is secret in the URL before it.
     pub fn pids(&self) -> Vec<i32> {
-        let wanted = self.point.as_os_str().as_encoded_bytes();
+        let wanted = self.log.as_os_str().as_encoded_bytes();
         let entries = std::fs::read_dir("/proc").expect("/proc is there");
         entries
             .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())

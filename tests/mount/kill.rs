@@ -169,21 +169,28 @@ impl Writer {
         point.join(format!("writer-{}", self.number))
     }
 
-    /// Works until the mount is gone. `killed` is set before it is killed: an error earlier than that is a failure.
-    fn work(&mut self, point: &Path, killed: &AtomicBool) {
+    /// Works until the mount is gone or it is told to end. `killed` is set before the mount is killed: an error earlier
+    /// than that is a failure.
+    fn work(&mut self, point: &Path, killed: &AtomicBool, end: &AtomicBool) {
         let root = self.dir(point);
-        let mut step = || {
+        let mut steps = || {
             if !root.exists() {
                 std::fs::create_dir(&root)?;
             }
-            loop {
+            while !end.load(Ordering::SeqCst) {
                 self.step(&root)?;
                 self.done += 1;
             }
+            if let Some((open, file)) = self.held.take() {
+                close(open)?;
+                self.acknowledged(file);
+            }
+            Ok(())
         };
-        let ended: io::Result<std::convert::Infallible> = step();
-        let Err(error) = ended;
-        assert!(killed.load(Ordering::SeqCst), "writer {}: {error}", self.number);
+        let ended: Step = steps();
+        if let Err(error) = ended {
+            assert!(killed.load(Ordering::SeqCst), "writer {}: {error}", self.number);
+        }
         self.held = None;
     }
 
@@ -531,10 +538,10 @@ fn kill_again_and_again(engine: Engine) {
         }
         let mount = volume.mount(&["--heartbeat", "2"]);
         verify_all(&mut writers, &mount);
-        let (before, killed) = (steps(&writers), AtomicBool::new(false));
+        let (before, killed, end) = (steps(&writers), AtomicBool::new(false), AtomicBool::new(false));
         std::thread::scope(|scope| {
             for writer in &mut writers {
-                scope.spawn(|| writer.work(&mount.point, &killed));
+                scope.spawn(|| writer.work(&mount.point, &killed, &end));
             }
             std::thread::sleep(Duration::from_millis(random.random_range(300..3000)));
             killed.store(true, Ordering::SeqCst);
@@ -546,14 +553,65 @@ fn kill_again_and_again(engine: Engine) {
     // The dead mounts' sessions end, and with them the files that only they held.
     let last = volume.mount(&["--heartbeat", "2"]);
     verify_all(&mut writers, &last);
+    sessions_end(&volume, 1);
+    last.umount();
+    collect_and_check(&volume, &peer);
+    let again = volume.mount(&[]);
+    verify_all(&mut writers, &again);
+    again.umount();
+}
+
+/// Waits until there are no more sessions than those of the living mounts.
+pub fn sessions_end(volume: &Volume, living: usize) {
     let begun = Instant::now();
-    let sessions = || volume.sluice(&["status", &volume.meta_url]).matches("\"Sid\"").count();
-    while sessions() > 1 {
+    while volume.sluice(&["status", &volume.meta_url]).matches("\"Sid\"").count() > living {
         assert!(begun.elapsed() < CLEANED, "dead sessions are still there");
         std::thread::sleep(Duration::from_millis(500));
     }
-    last.umount();
-    collect_and_check(&volume, &peer);
+}
+
+/// A mount of ours and one of the peer, each with writers of its own: one of the two is killed, in turn, and the other
+/// one goes on. What the dead one acknowledged is there for the living one, and for who comes after.
+fn kill_one_of_two(engine: Engine) {
+    const UNCACHED: [&str; 8] =
+        ["--heartbeat", "2", "--attr-cache", "0", "--entry-cache", "0", "--dir-entry-cache", "0"];
+    if !ready(&["juicefs", if engine == Engine::Redis { "redis-server" } else { "juicefs" }]) {
+        return;
+    }
+    let programs = [PathBuf::from(SLUICE), program("juicefs").expect("it was looked for")];
+    let seed = std::env::var("SLUICE_KILL_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(rand::random);
+    println!("SLUICE_KILL_SEED={seed}");
+    let mut random = StdRng::seed_from_u64(seed);
+    let volume = Volume::format(engine, Store::File, &["--trash-days", "0", "--block-size", "256"]);
+    let mut writers: Vec<Writer> = (0..WRITERS).map(|number| Writer::new(number, random.random())).collect();
+    let mut mounts = programs.each_ref().map(|program| volume.mount_with(program, &UNCACHED));
+    for round in 0..rounds() {
+        let dies = round % 2;
+        let (killed, never, end) = (AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
+        let before: Vec<usize> = writers.iter().map(|writer| writer.done).collect();
+        std::thread::scope(|scope| {
+            for writer in &mut writers {
+                let mine = writer.number as usize % 2;
+                let (point, killed) = (&mounts[mine].point, if mine == dies { &killed } else { &never });
+                let end = &end;
+                scope.spawn(move || writer.work(point, killed, end));
+            }
+            std::thread::sleep(Duration::from_millis(random.random_range(300..2000)));
+            killed.store(true, Ordering::SeqCst);
+            mounts[dies].kill();
+            std::thread::sleep(Duration::from_millis(1500)); // the other one goes on
+            end.store(true, Ordering::SeqCst);
+        });
+        let done: Vec<usize> = writers.iter().zip(before).map(|(writer, before)| writer.done - before).collect();
+        println!("round {round}: steps of each writer {done:?}");
+        verify_all(&mut writers, &mounts[1 - dies]);
+        mounts[dies] = volume.mount_with(&programs[dies], &UNCACHED);
+        verify_all(&mut writers, &mounts[dies]);
+        assert!(!mounts[0].log_text().contains("<ERROR>"), "the log has errors:\n{}", mounts[0].log_text());
+    }
+    sessions_end(&volume, 2);
+    mounts.iter().for_each(Mount::umount);
+    collect_and_check(&volume, &programs[1]);
     let again = volume.mount(&[]);
     verify_all(&mut writers, &again);
     again.umount();
@@ -564,7 +622,7 @@ fn steps(writers: &[Writer]) -> usize {
 }
 
 /// Nothing is missing; what is left over is found, removed, and not found again, by us and by the peer.
-fn collect_and_check(volume: &Volume, peer: &Path) {
+pub fn collect_and_check(volume: &Volume, peer: &Path) {
     let programs = [Path::new(SLUICE), peer];
     let check =
         || programs.iter().for_each(|program| drop(run(volume.command(program).args(["fsck", &volume.meta_url]))));
@@ -593,4 +651,14 @@ fn a_redis_volume_outlives_its_mounts() {
 #[test]
 fn a_sqlite_volume_outlives_its_mounts() {
     kill_again_and_again(Engine::Sqlite);
+}
+
+#[test]
+fn one_of_two_on_a_redis_volume_is_killed() {
+    kill_one_of_two(Engine::Redis);
+}
+
+#[test]
+fn one_of_two_on_a_sqlite_volume_is_killed() {
+    kill_one_of_two(Engine::Sqlite);
 }

@@ -45,6 +45,7 @@ macro_rules! on_all_volumes {
     };
 }
 
+mod both;
 mod cells;
 mod exerciser;
 mod faults;
@@ -56,4 +57,5 @@ mod posix;
 mod proxy;
 mod several;
 mod tools;
+mod traps;
 mod work;

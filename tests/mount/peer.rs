@@ -2,11 +2,11 @@
 //! attributes, ACLs and link counts, and nothing for either `fsck` or `gc` to complain about; whatever the engine, the
 //! compression, the encryption, the names and the sizes of the blocks.
 
-use crate::harness::{Engine, Mount, SLUICE, Store, Volume, output, program, ready, run, sh};
-use std::path::PathBuf;
+use crate::harness::{Engine, SLUICE, Store, Volume, output, program, ready, run, sh};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-fn peer() -> PathBuf {
+pub fn peer() -> PathBuf {
     program("juicefs").expect("the peer is installed")
 }
 
@@ -18,9 +18,9 @@ fn prepared(engine: Engine) -> bool {
     ready(&programs)
 }
 
-/// Fills a directory with what the format has to say: kinds, modes, owners, times, links, holes, overwritten and
+/// Fills `data` in a directory with what the format has to say: kinds, modes, owners, times, links, holes, overwritten and
 /// truncated files, extended attributes, ACLs, names of any bytes.
-fn fill(mount: &Mount) {
+pub fn fill(dir: &Path) {
     let script = r#"
 import os, random
 random.seed(7)
@@ -43,15 +43,15 @@ os.rename("data/edited", "data/renamed"); put("gone", b"gone"); os.unlink("data/
 for i in range(300): put(f"deep/er/{i}", bytes([i % 256]) * i)
 for name in ("small", "deep", "large"): os.utime("data/" + name, ns=(1_600_000_000_123_456_789, 1_500_000_000_987_654_321))
 "#;
-    run(Command::new("python3").arg("-c").arg(script).current_dir(&mount.point));
+    run(Command::new("python3").arg("-c").arg(script).current_dir(dir));
     sh(
-        &mount.point,
+        dir,
         "setfacl -m u:1000:rwx,g:2000:r-x data/block && setfacl -d -m u:1000:rx data/deep/er && touch data/deep/er/inherits",
     );
 }
 
-/// Everything about the tree that must be equal on both sides, as text. Directory sizes and times of reading are not.
-fn describe(mount: &Mount) -> String {
+/// Everything about the tree `data` in a directory that must be equal on both sides, as text. Directory sizes and times of reading are not.
+pub fn describe(dir: &Path) -> String {
     let script = r#"
 import hashlib, os, stat
 for top, dirs, files in sorted(os.walk(b"data")):
@@ -65,7 +65,7 @@ for top, dirs, files in sorted(os.walk(b"data")):
         if not stat.S_ISLNK(s.st_mode): what += [(x, os.getxattr(path, x)) for x in sorted(os.listxattr(path))]
         print(*what)
 "#;
-    run(Command::new("python3").arg("-c").arg(script).current_dir(&mount.point))
+    run(Command::new("python3").arg("-c").arg(script).current_dir(dir))
 }
 
 /// Neither program has anything to say against the volume, nor finds what is leaked in it.
@@ -86,15 +86,15 @@ fn carry(volume: &Volume, from_peer: bool, format: &[&str]) {
     volume.run_format(&first, Store::File, format);
     let written = {
         let mount = volume.mount_with(&first, &["--enable-xattr"]);
-        fill(&mount);
-        let text = describe(&mount);
+        fill(&mount.point);
+        let text = describe(&mount.point);
         mount.umount();
         text
     };
     assert!(written.lines().count() > 300, "the tree was not made:\n{written}");
     is_whole(volume);
     let mount = volume.mount_with(&second, &["--enable-xattr"]);
-    let read = describe(&mount);
+    let read = describe(&mount.point);
     for (a, b) in written.lines().zip(read.lines()) {
         assert_eq!(a, b, "written (above) and read (below) differ");
     }

@@ -21,7 +21,7 @@ fn engines() -> impl Iterator<Item = Engine> {
 }
 
 #[track_caller]
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let started = Instant::now();
     while !holds() {
         assert!(started.elapsed() < SEEN, "not within {SEEN:?}: {what}");
@@ -48,7 +48,7 @@ fn lock(file: &File, limit: Duration) {
     }
 }
 
-fn open(path: &Path) -> File {
+pub fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).expect("the file opens")
 }
 

@@ -306,7 +306,7 @@ fn broken_metadata_is_repaired_and_the_peer_agrees() {
     mount.umount();
 }
 
-fn damage(database: &Path, statements: &str) {
+pub fn damage(database: &Path, statements: &str) {
     let script = "import sqlite3, sys; db = sqlite3.connect(sys.argv[1]); db.executescript(sys.argv[2]); db.commit()";
     run(Command::new("python3").args(["-c", script]).arg(database).arg(statements));
 }
