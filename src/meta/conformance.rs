@@ -1,5 +1,6 @@
 //! What operations have to show together, on every engine (`testing`): each case ends with the tree checker.
 
+mod directories;
 mod races;
 
 use super::check::check;

@@ -8,6 +8,7 @@ mod raw_tests;
 #[cfg(all(feature = "redis", feature = "sqlite"))]
 mod volume_tests;
 
+use super::check::check;
 use super::engine::{Batch, Change};
 use super::ops::create::NewNode;
 use super::ops::rename::RenameMode;
@@ -96,6 +97,14 @@ async fn a_chunk_with_an_impossible_record_shows_nothing() {
         put(&meta, Key::Chunk(Ino(99), ChunkIndex(0)), Record::Slices(vec![good, wrong])).await;
         corrupt(meta.reclaim_file(Ino(99), 10, &removal).await, "a record that cannot be");
     }
+}
+
+#[tokio::test]
+async fn a_count_of_holes_says_nothing() {
+    let meta = volume().await;
+    put(&meta, Key::SliceRef(SliceId(0), 0), Record::Number(4)).await;
+    let report = check(&**meta.engine()).await.expect("readable");
+    assert!(report.is_clean(), "{report}");
 }
 
 struct NoRemover;
