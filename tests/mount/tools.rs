@@ -144,13 +144,13 @@ fn losses_and_leaks_on_redis() {
 
 /// A volume that the peer filled, in which the record of a slice is gone: both programs call its objects leaked, with a
 /// count of the slice and without, and ours removes both.
-fn forgotten_slices(engine: Engine) {
+fn forgotten_slices(engine: Engine, store: Store) {
     if !prepared(engine) {
         return;
     }
     let juicefs = program("juicefs").expect("the peer is installed");
     let volume = Volume::unformatted(engine);
-    volume.run_format(&juicefs, Store::File, &["--trash-days", "0"]);
+    volume.run_format(&juicefs, store, &["--trash-days", "0"]);
     let mount = volume.mount_with(&juicefs, &["--no-usage-report"]);
     sh(
         &mount.point,
@@ -196,12 +196,19 @@ fn forgotten_slices(engine: Engine) {
 
 #[test]
 fn forgotten_slices_on_sqlite() {
-    forgotten_slices(Engine::Sqlite);
+    forgotten_slices(Engine::Sqlite, Store::File);
 }
 
 #[test]
 fn forgotten_slices_on_redis() {
-    forgotten_slices(Engine::Redis);
+    forgotten_slices(Engine::Redis, Store::File);
+}
+
+#[test]
+fn forgotten_slices_in_s3() {
+    if ready(&["weed"]) {
+        forgotten_slices(Engine::Sqlite, Store::S3);
+    }
 }
 
 fn removed_restored_compacted(engine: Engine) {
@@ -380,12 +387,12 @@ for told in sys.argv[1:]:
 
 /// `gc` and `fsck` run all the time while a mount of ours and one of the peer write, compact and delete: nothing that
 /// lives is removed, nothing that is whole is called broken, and what is leaked goes.
-fn under_load(engine: Engine) {
+fn under_load(engine: Engine, trash_days: &str) {
     const SECONDS: u64 = 20;
     if !prepared(engine) {
         return;
     }
-    let volume = Volume::format(engine, Store::File, &["--trash-days", "0", "--block-size", "64K"]);
+    let volume = Volume::format(engine, Store::File, &["--trash-days", trash_days, "--block-size", "64K"]);
     let mounts = [
         volume.mount(&[]),
         volume.mount_with(program("juicefs").expect("the peer is installed"), &["--no-usage-report"]),
@@ -454,10 +461,15 @@ fn under_load(engine: Engine) {
 
 #[test]
 fn gc_and_fsck_under_load_on_sqlite() {
-    under_load(Engine::Sqlite);
+    under_load(Engine::Sqlite, "0");
 }
 
 #[test]
 fn gc_and_fsck_under_load_on_redis() {
-    under_load(Engine::Redis);
+    under_load(Engine::Redis, "0");
+}
+
+#[test]
+fn gc_and_fsck_under_load_with_a_trash() {
+    under_load(Engine::Redis, "1");
 }
