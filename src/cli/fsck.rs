@@ -3,7 +3,7 @@
 
 use super::{open, progress};
 use crate::base::fault::one_line;
-use crate::base::{Errno, Stop};
+use crate::base::{Errno, Ino, Stop};
 use crate::config::units;
 use crate::config::volume::{Access, go_json};
 use crate::meta::check::Finding;
@@ -12,6 +12,7 @@ use crate::tools::fsck::{self, Options, Report};
 use crate::tools::lost::{BrokenFile, LostBlock, OnLost};
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::os::unix::ffi::OsStringExt as _;
@@ -118,11 +119,11 @@ fn tell(report: &Report) {
         tracing::error!("{finding}");
     }
     tracing::info!("Checked {} nodes", report.nodes);
+    let files: HashMap<Ino, &BrokenFile> = report.lost.files.iter().map(|file| (file.ino, file)).collect();
     for block in &report.lost.blocks {
         let name = block.key.name(false);
-        let file = report.lost.file_of.get(&block.key.slice);
-        let file = file.and_then(|ino| report.lost.files.iter().find(|file| file.ino == *ino));
-        let path = file.map_or_else(|| "?".into(), first_path);
+        let file = report.lost.file_of.get(&block.key.slice).and_then(|ino| files.get(ino));
+        let path = file.map_or_else(|| "?".into(), |file| first_path(file));
         let why = match block.bytes {
             None => "there is no such object".to_owned(),
             Some(bytes) => format!("its object has only {bytes} bytes"),
@@ -212,7 +213,7 @@ fn described(report: &Report, complete: bool) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::{ChunkIndex, Ino, SliceId};
+    use crate::base::{ChunkIndex, SliceId};
     use crate::cache::BlockKey;
 
     #[test]

@@ -16,16 +16,14 @@
 //! Repairs ([`crate::meta::repair`]) go stage by stage, each followed by a new check, until nothing is left that can be
 //! mended. Lost data is only touched when it is said how ([`OnLost`]).
 
-use super::lost::{self, Lost, OnLost, Owner};
+use super::lost::{self, Lost, OnLost};
 use super::slices::{SLICES_MAX, Table};
 use super::subtree::{self, Walked};
-use super::{PAGE_RECORDS, Tally, Volume, Watch, listing, references};
-use crate::base::{Attr, CHUNK_BYTES, ChunkIndex, Errno, Fault, Ino, Mode, Outcome, Slice};
+use super::{Tally, Volume, Watch, below, listing, references};
+use crate::base::{Errno, Fault, Mode, Outcome};
 use crate::cache::BlockKey;
 use crate::chunk::layout;
 use crate::meta::check::{Finding, check};
-use crate::meta::engine::{Cursor, Scan};
-use crate::meta::outside;
 use crate::meta::record::{Key, Record};
 use crate::meta::repair::{Mended, ORPHAN_AGE_SECONDS, is_statistic};
 use futures::StreamExt;
@@ -38,8 +36,6 @@ const ROUNDS_MAX: usize = 64;
 const SETTLES: Duration = Duration::from_millis(1500);
 /// More findings are no coincidence, and asking for each of them would take too long.
 const JUDGED_MAX: usize = 10_000;
-/// Chunks of a file that are asked for in one trip.
-const CHUNKS_AT_ONCE: u32 = 256;
 
 /// What to check, and what to do about what is found.
 #[derive(Clone, Debug, Default)]
@@ -93,7 +89,7 @@ impl Report {
 pub async fn run(volume: &Volume, options: &Options, watch: &Watch, report: &mut Report) -> Outcome<()> {
     tree(volume, options, watch, report).await?;
     let owners = match &options.path {
-        Some(path) => blocks_below(volume, path, options, watch, report).await?,
+        Some(path) => below::blocks(volume, path, options, watch, report).await?,
         None => {
             blocks(volume, options, watch, report).await?;
             if report.lost.blocks.is_empty() {
@@ -103,7 +99,7 @@ pub async fn run(volume: &Volume, options: &Options, watch: &Watch, report: &mut
             lost::owners(volume, &report.lost, watch).await?
         }
     };
-    lost::name_files(volume, &mut report.lost, owners).await?;
+    lost::name_files(volume, &mut report.lost, owners, watch).await?;
     if options.on_lost == OnLost::Report || report.lost.blocks.is_empty() {
         return Ok(());
     }
@@ -117,6 +113,8 @@ pub async fn run(volume: &Volume, options: &Options, watch: &Watch, report: &mut
 }
 
 async fn tree(volume: &Volume, options: &Options, watch: &Watch, report: &mut Report) -> Outcome<()> {
+    // Findings are told apart by what they say.
+    let mut left: HashSet<String> = HashSet::new();
     for round in 0.. {
         let found = confirmed(volume, options, watch).await?;
         (report.nodes, report.entries) = (found.nodes, found.entries);
@@ -124,7 +122,7 @@ async fn tree(volume: &Volume, options: &Options, watch: &Watch, report: &mut Re
             let by_option = options.repair
                 || (options.sync_dir_stat
                     && matches!(finding, Finding::WrongDirStat { .. } | Finding::LostDirStat { .. }));
-            by_option && !report.left.iter().any(|(left, _)| left == finding)
+            by_option && !left.contains(&format!("{finding:?}"))
         };
         let due: Vec<Finding> = found.findings.iter().filter(|finding| wanted(finding)).cloned().collect();
         if due.is_empty() || round == ROUNDS_MAX {
@@ -137,7 +135,10 @@ async fn tree(volume: &Volume, options: &Options, watch: &Watch, report: &mut Re
             match mended {
                 Mended::Done(how) => report.mended.push((finding, how)),
                 Mended::Gone => {}
-                Mended::Left(why) => report.left.push((finding, why)),
+                Mended::Left(why) => {
+                    left.insert(format!("{finding:?}"));
+                    report.left.push((finding, why));
+                }
             }
         }
     }
@@ -241,91 +242,6 @@ async fn blocks(volume: &Volume, options: &Options, watch: &Watch, report: &mut 
 pub(super) fn block_of(volume: &Volume, name: &str) -> Option<BlockKey> {
     let key = BlockKey::parse(name.rsplit('/').next()?)?;
     (volume.name_of(&key) == name).then_some(key)
-}
-
-/// The blocks of the files at and below a path, asked for one by one.
-async fn blocks_below(
-    volume: &Volume,
-    path: &[u8],
-    options: &Options,
-    watch: &Watch,
-    report: &mut Report,
-) -> Outcome<Vec<Owner>> {
-    watch.progress.phase("blocks");
-    let mut owners = Vec::new();
-    let (tally, lost, unreadable) = (&mut report.slices, &mut report.lost, &mut report.unreadable);
-    let blocks = &mut report.blocks;
-    subtree::walk(&volume.meta, path, options.recursive, watch, async |files: Vec<(Ino, Attr)>| {
-        for (ino, attr) in files {
-            let mut chunks = ChunksOf::new(volume, ino, &attr);
-            while let Some(page) = chunks.next().await? {
-                for (index, mut slices) in page {
-                    watch.go_on()?;
-                    slices.retain(|slice| !slice.is_hole());
-                    slices.sort_unstable_by_key(|slice| (slice.id, slice.size));
-                    slices.dedup_by_key(|slice| (slice.id, slice.size));
-                    slices.iter().for_each(|slice| tally.add(slice.size.into()));
-                    let before = (lost.blocks.len(), lost.more);
-                    let all = |slice: &Slice| layout::blocks(slice.id, slice.size, volume.block_size());
-                    let keys: Vec<BlockKey> = slices.iter().flat_map(all).collect();
-                    keys.iter().for_each(|key| blocks.add(key.size.into()));
-                    lost::missing(volume, keys.into_iter(), options.parallel, watch, lost, unreadable).await?;
-                    if (lost.blocks.len(), lost.more) != before {
-                        // What was replaced meanwhile lost its objects as it should.
-                        let still = volume.meta.read_chunk(ino, index).await?;
-                        let held = slices.iter().filter(|slice| still.iter().any(|now| now.id == slice.id));
-                        owners.extend(held.map(|slice| (ino, index, slice.id)));
-                    }
-                }
-            }
-        }
-        Ok(())
-    })
-    .await?;
-    // A slice that two files share was asked for twice.
-    lost.blocks.sort_unstable();
-    lost.blocks.dedup();
-    let slices: HashSet<_> = lost.blocks.iter().map(|block| block.key.slice).collect();
-    owners.retain(|(.., slice)| slices.contains(slice));
-    let gone = lost.tally();
-    (blocks.count, blocks.bytes) = (blocks.count.saturating_sub(gone.count), blocks.bytes.saturating_sub(gone.bytes));
-    Ok(owners)
-}
-
-/// The chunks of a file, page by page. A sparse file can have very many that are not there, so they are listed where
-/// that is possible, and else asked for many at a time.
-struct ChunksOf<'a> {
-    volume: &'a Volume,
-    ino: Ino,
-    /// Behind the last one.
-    end: u32,
-    next: u32,
-    after: Option<Cursor>,
-    ended: bool,
-}
-
-impl<'a> ChunksOf<'a> {
-    fn new(volume: &'a Volume, ino: Ino, attr: &Attr) -> ChunksOf<'a> {
-        let end = u32::try_from(attr.length.div_ceil(CHUNK_BYTES)).unwrap_or(u32::MAX);
-        ChunksOf { volume, ino, end, next: 0, after: None, ended: end == 0 }
-    }
-
-    async fn next(&mut self) -> Outcome<Option<Vec<(ChunkIndex, Vec<Slice>)>>> {
-        if self.ended {
-            return Ok(None);
-        }
-        let meta = &self.volume.meta;
-        if self.end <= CHUNKS_AT_ONCE || !meta.engine().lists_chunks_of_file() {
-            let (from, to) = (self.next, self.next.saturating_add(CHUNKS_AT_ONCE).min(self.end));
-            (self.next, self.ended) = (to, to == self.end);
-            return Ok(Some(meta.read_chunks(self.ino, ChunkIndex(from)..ChunkIndex(to)).await?));
-        }
-        let page = outside(meta.engine().scan(&Scan::ChunksOf(self.ino), self.after.as_ref(), PAGE_RECORDS).await)?;
-        (self.ended, self.after) = (page.next.is_none(), page.next);
-        let chunk =
-            |row| if let (Key::Chunk(_, index), Record::Slices(slices)) = row { Some((index, slices)) } else { None };
-        Ok(Some(page.rows.into_iter().filter_map(chunk).collect()))
-    }
 }
 
 #[cfg(test)]

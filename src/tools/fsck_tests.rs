@@ -1,6 +1,7 @@
 //! Tests of checking a volume: metadata on the engine under test, objects in memory.
 
 use super::*;
+use crate::base::{Attr, Ino};
 use crate::meta::Caller;
 use crate::meta::engine::Change;
 use crate::meta::record::{Key, Record};

@@ -9,11 +9,11 @@ use crate::base::slice::resolve;
 use crate::base::{ChunkIndex, Errno, Fault, Ino, Name, Outcome, Slice, SliceId, Stop};
 use crate::cache::BlockKey;
 use crate::chunk::layout;
+use crate::meta::Caller;
 use crate::meta::engine::Scan;
 use crate::meta::record::{Key, Record};
-use crate::meta::{Caller, outside};
 use futures::{StreamExt, stream};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Blocks that are told one by one; more are counted.
 pub const BLOCKS_MAX: usize = 1 << 20;
@@ -138,31 +138,78 @@ pub(super) async fn owners(volume: &Volume, lost: &Lost, watch: &Watch) -> Outco
 }
 
 /// Finds out which files the lost blocks are of. Blocks that only deleted files have are no loss and are left out.
-pub(super) async fn name_files(volume: &Volume, lost: &mut Lost, owners: Vec<Owner>) -> Outcome<()> {
+pub(super) async fn name_files(volume: &Volume, lost: &mut Lost, owners: Vec<Owner>, watch: &Watch) -> Outcome<()> {
     let mut files: BTreeMap<Ino, Vec<ChunkIndex>> = BTreeMap::new();
     owners.iter().for_each(|(ino, index, _)| files.entry(*ino).or_default().push(*index));
     let inodes: Vec<Ino> = files.keys().copied().collect();
+    // Those of one directory are found by reading it once.
+    let mut by_parent: BTreeMap<Ino, HashSet<Ino>> = BTreeMap::new();
     for part in inodes.chunks(PAGE_KEYS) {
+        watch.go_on()?;
         let keys: Vec<Key> = part.iter().map(|ino| Key::Attr(*ino)).collect();
-        let attrs = outside(volume.meta.engine().read(&keys).await)?;
-        for (ino, _) in part.iter().zip(attrs).filter(|(_, attr)| attr.is_none()) {
-            files.remove(ino);
+        for (ino, attr) in part.iter().zip(volume.meta.read(&keys).await?) {
+            match attr {
+                Some(Record::Attr(attr)) => {
+                    by_parent.entry(attr.parent).or_default().insert(*ino);
+                }
+                _ => {
+                    files.remove(ino);
+                }
+            }
         }
     }
     lost.file_of = owners.iter().filter(|(ino, ..)| files.contains_key(ino)).map(|(ino, _, id)| (*id, *ino)).collect();
     lost.blocks.retain(|block| lost.file_of.contains_key(&block.key.slice));
     lost.blocks.sort_unstable();
+    let mut paths: HashMap<Ino, Vec<Vec<u8>>> = HashMap::new();
+    for (parent, wanted) in by_parent.into_iter().filter(|(parent, _)| *parent != Ino::MANY) {
+        names_of(volume, parent, &wanted, &mut paths, watch).await?;
+    }
     for (ino, mut chunks) in files {
+        watch.go_on()?;
         chunks.sort_unstable();
         chunks.dedup();
-        let paths = match volume.meta.paths_of(ino).await {
-            // Removed meanwhile.
-            Err(Stop::Errno(Errno::ENOENT)) => continue,
-            paths => paths?,
+        let paths = match paths.remove(&ino) {
+            Some(paths) => paths,
+            // It has several directories, or went to another one.
+            None => match volume.meta.paths_of(ino).await {
+                // Removed meanwhile.
+                Err(Stop::Errno(Errno::ENOENT)) => continue,
+                paths => paths?,
+            },
         };
         lost.files.push(BrokenFile { ino, paths, chunks, mended: None });
     }
     Ok(())
+}
+
+/// The paths of some nodes in one directory.
+async fn names_of(
+    volume: &Volume,
+    dir: Ino,
+    wanted: &HashSet<Ino>,
+    paths: &mut HashMap<Ino, Vec<Vec<u8>>>,
+    watch: &Watch,
+) -> Outcome<()> {
+    let tops = match volume.meta.paths_of(dir).await {
+        Err(Stop::Errno(Errno::ENOENT)) => return Ok(()),
+        tops => tops?,
+    };
+    let Some(top) = tops.first() else { return Ok(()) };
+    let top: &[u8] = if top == b"/" { b"" } else { top };
+    let mut after = None;
+    loop {
+        watch.go_on()?;
+        let page = volume.meta.list_names(dir, after.as_ref(), PAGE_KEYS).await?;
+        watch.progress.add(page.entries.len() as u64);
+        for (name, dentry) in page.entries.into_iter().filter(|(_, dentry)| wanted.contains(&dentry.ino)) {
+            paths.entry(dentry.ino).or_default().push([top, b"/", name.as_bytes()].concat());
+        }
+        match page.next {
+            Some(next) => after = Some(next),
+            None => return Ok(()),
+        }
+    }
 }
 
 /// Does with the files what was asked for. A file that could not be mended is told in the log and stays broken.

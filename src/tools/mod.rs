@@ -7,6 +7,7 @@
 //!
 //! Work can be ended at any time ([`StopSignal`]): everything that was done by then stays done and is reported.
 
+mod below;
 pub mod fsck;
 pub mod gc;
 pub mod listing;
