@@ -34,4 +34,6 @@ fi
 
 export SLUICE_TEST_ALL=1 SLUICE_TEST_BIN=$cache/peer/bin
 ulimit -n "$(ulimit -Hn)"
+# Many tests wait most of the time: for an outage to pass, a session to end, another program.
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
 cargo test --workspace --no-fail-fast "$@"

@@ -95,8 +95,8 @@ pub fn asked(
     let is_terminal = std::io::stderr().is_terminal();
     let mut shown = false;
     let answer = control::request(file, command, body, |first, second| {
-        shown = true;
         if is_terminal {
+            shown = true;
             let _ = write!(std::io::stderr().lock(), "\r\x1b[K{what}: {}", count(first, second));
         }
     });

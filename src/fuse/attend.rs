@@ -411,14 +411,16 @@ mod tests {
     async fn past_the_deadline_the_caller_gets_an_error_and_the_operation_its_end() {
         let (attendant, heard) = attendant(Duration::from_millis(20));
         let (send, sent) = oneshot::channel();
+        let (go, wait) = oneshot::channel::<()>();
         let (done, ended) = oneshot::channel();
         let work = Box::pin(async move {
-            tokio::time::sleep(Duration::from_millis(60)).await;
+            wait.await.expect("told to go on");
             let _ = done.send(());
             Ok(Answer::Done)
         });
         attendant.attend(trace(), work, Sent(send));
         assert!(matches!(sent.await, Ok(Err(Errno::EIO))));
+        go.send(()).unwrap();
         ended.await.expect("the operation was not dropped");
         assert_eq!(attendant.drain(LONG).await, 0);
         assert_eq!(heard.0.lock().as_slice(), &[("read", Some(Errno::EIO), 0)], "reported once");

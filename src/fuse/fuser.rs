@@ -817,10 +817,4 @@ impl KernelCache for Notices {
             tracing::debug!(%parent, %error, "the kernel kept an entry until its time is over");
         }
     }
-
-    fn forget_node(&self, ino: Ino) {
-        if let Err(error) = self.notifier.inval_inode(number(self.numbers, ino), 0, 0) {
-            tracing::debug!(%ino, %error, "the kernel kept a node until its time is over");
-        }
-    }
 }

@@ -9,7 +9,7 @@
 
 use crate::base::{Attr, Errno, Ino, Timestamp};
 use crate::buf::Payload;
-use crate::vfs::seen::Seen;
+use crate::vfs::seen::Stamp;
 use crate::vfs::{DirItem, Handle};
 use bytes::Bytes;
 use std::time::Duration;
@@ -269,7 +269,7 @@ pub struct Opening {
     pub keep_cache: bool,
     pub direct_io: bool,
     /// Files only: what the metadata says now. A kernel that was told otherwise has to ask again.
-    pub seen: Option<(Ino, Seen)>,
+    pub seen: Option<(Ino, Stamp)>,
     /// Directories only: the kernel may keep the listing.
     pub cache_dir: bool,
 }
@@ -328,6 +328,4 @@ pub trait Reply: Send + 'static {
 pub trait KernelCache: Send + Sync {
     /// Forget that `name` in `parent` leads anywhere.
     fn forget_entry(&self, parent: Ino, name: &[u8]);
-    /// Forget attributes and cached data of a node.
-    fn forget_node(&self, ino: Ino);
 }

@@ -4,6 +4,7 @@
 //! A `version` counts every change made through this client. Attributes that were asked for before a change and
 //! arrive after it are not believed.
 
+use super::seen::Stamp;
 use super::writer::Pending;
 use crate::base::slice::resolve;
 use crate::base::{Attr, ChunkIndex, Errno, Ino, Slice, Timestamp};
@@ -50,21 +51,6 @@ impl ChunkView {
             let end = piece.end().min(u64::from(to)) as u32;
             Slice { pos, off: piece.off + skipped, len: end - pos, ..*piece }
         })
-    }
-}
-
-/// By what a file that another client changed is known from the one that was seen. Its time of change alone can be set
-/// back by anybody.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stamp {
-    pub mtime: Timestamp,
-    pub ctime: Timestamp,
-    pub length: u64,
-}
-
-impl Stamp {
-    pub fn of(attr: &Attr) -> Stamp {
-        Stamp { mtime: attr.mtime, ctime: attr.ctime, length: attr.length }
     }
 }
 
@@ -139,7 +125,7 @@ impl File {
     pub fn observe(&self, attr: &mut Attr, version: u64) {
         let mut state = self.state.lock();
         if state.version == version && state.seen != Some(Stamp::of(attr)) {
-            state.pages_old |= state.seen.is_some_and(|seen| (seen.mtime, seen.length) != (attr.mtime, attr.length));
+            state.pages_old |= state.seen.is_some();
             state.forget_chunks();
             state.seen = Some(Stamp::of(attr));
             state.length = attr.length.max(state.pending_end());

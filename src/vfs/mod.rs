@@ -30,7 +30,7 @@ use crate::meta::Meta;
 use compact::Compactions;
 use file::Files;
 use handle::Handles;
-use seen::{Seen, SeenFiles};
+use seen::{SeenFiles, Stamp};
 use std::future::Future;
 use std::sync::{Arc, Weak};
 
@@ -59,7 +59,7 @@ pub struct Opened {
     pub keep_cache: bool,
     pub direct_io: bool,
     /// Files only: mtime and length as open found them.
-    pub seen: Option<Seen>,
+    pub seen: Option<Stamp>,
 }
 
 /// Inode numbers as users and the kernel see them: the directory that is mounted, wherever it is in the volume, is

@@ -3,6 +3,7 @@
 use super::dirs::{DirItem, DirStream};
 use super::file::File;
 use super::handle::{DirHandle, FileHandle, Handle, Open};
+use super::seen::Stamp;
 use super::writer::FILE_BYTES_MAX;
 use super::{Opened, Vfs};
 use crate::base::mode::Mode;
@@ -66,13 +67,14 @@ impl Vfs {
             let version = file.as_ref().map(|file| file.version());
             let mut changed = self.meta.setattr(caller, ino, set).await?;
             if let (Some(file), Some(version)) = (&file, version) {
-                let (pages_old, length) = {
+                let (pages_old, length, before) = {
                     let state = file.state();
-                    (state.pages_old, state.length)
+                    (state.pages_old, state.length, state.seen)
                 };
                 file.observe(&mut changed, version);
-                // That its time is another one is our own doing.
-                if set.mtime.is_some() && changed.length == length {
+                // That its times are others is our own doing.
+                let is_ours = set.mtime.is_some() || before.is_some_and(|seen| seen.mtime == changed.mtime);
+                if is_ours && changed.length == length {
                     file.state().pages_old = pages_old;
                 }
             }
@@ -205,9 +207,9 @@ impl Vfs {
     fn opened(&self, file: Arc<File>, version: u64, mut attr: Attr, flags: i32) -> Opened {
         let ino = file.ino;
         // As it is stored: what is written here and not committed yet, the kernel's pages have.
-        let stored = (attr.mtime, attr.length);
+        let stored = Stamp::of(&attr);
         file.observe(&mut attr, version);
-        let seen = (attr.mtime, attr.length);
+        let seen = Stamp::of(&attr);
         let keep_cache = {
             let mut state = file.state();
             let keep_cache = !state.pages_old && self.opened_before.knows(ino, stored);
@@ -251,7 +253,7 @@ impl Vfs {
             let state = open.file.state();
             match state.seen {
                 _ if state.pages_old => self.opened_before.forget(ino),
-                Some(seen) if open.writes() => self.opened_before.note(ino, (seen.mtime, seen.length)),
+                Some(seen) if open.writes() => self.opened_before.note(ino, seen),
                 _ => {}
             }
         }

@@ -1,4 +1,4 @@
-//! How files were seen last: when each changed and how long it was. Two such tables make close-to-open cheap: the
+//! How files were seen last: when each changed and how long it was ([`Stamp`]). Two such tables make close-to-open cheap: the
 //! vfs knows whether the kernel's pages of a file are still good, and the transport whether its attributes are.
 
 use crate::base::{Attr, Ino, Timestamp};
@@ -9,21 +9,33 @@ const SHARDS: usize = 16;
 /// Beyond this many files a shard starts anew; forgetting costs a request or a read, nothing else.
 const SHARD_MAX: usize = 4096;
 
-/// Time of the last change, and length in bytes.
-pub type Seen = (Timestamp, u64);
+/// By what a file that another client changed is known from the one that was seen. Its time of change alone can be set
+/// back by anybody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    pub mtime: Timestamp,
+    pub ctime: Timestamp,
+    pub length: u64,
+}
+
+impl Stamp {
+    pub fn of(attr: &Attr) -> Stamp {
+        Stamp { mtime: attr.mtime, ctime: attr.ctime, length: attr.length }
+    }
+}
 
 /// A bounded table of files as they were seen last.
 #[derive(Default)]
 pub struct SeenFiles {
-    shards: [Mutex<HashMap<Ino, Seen>>; SHARDS],
+    shards: [Mutex<HashMap<Ino, Stamp>>; SHARDS],
 }
 
 impl SeenFiles {
-    fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, Seen>> {
+    fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, Stamp>> {
         &self.shards[ino.0 as usize % SHARDS]
     }
 
-    pub fn note(&self, ino: Ino, seen: Seen) {
+    pub fn note(&self, ino: Ino, seen: Stamp) {
         let mut shard = self.shard(ino).lock();
         if shard.len() >= SHARD_MAX && !shard.contains_key(&ino) {
             shard.clear();
@@ -34,12 +46,12 @@ impl SeenFiles {
     /// As `note`; nodes of other kinds are not taken note of.
     pub fn note_attr(&self, ino: Ino, attr: &Attr) {
         if attr.is_file() {
-            self.note(ino, (attr.mtime, attr.length));
+            self.note(ino, Stamp::of(attr));
         }
     }
 
     /// Whether this is how the file was seen last.
-    pub fn knows(&self, ino: Ino, seen: Seen) -> bool {
+    pub fn knows(&self, ino: Ino, seen: Stamp) -> bool {
         self.shard(ino).lock().get(&ino) == Some(&seen)
     }
 
@@ -57,7 +69,7 @@ mod tests {
     #[test]
     fn the_last_look_counts_and_the_table_is_bounded() {
         let files = SeenFiles::default();
-        let seen = |length| (Timestamp::default(), length);
+        let seen = |length| Stamp { mtime: Timestamp::default(), ctime: Timestamp::default(), length };
         assert!(!files.knows(Ino(5), seen(1)));
         files.note(Ino(5), seen(1));
         files.note(Ino(5), seen(2));
@@ -67,7 +79,7 @@ mod tests {
         let (dir, file) = (stub(Kind::Directory), stub(Kind::File));
         files.note_attr(Ino(6), &dir);
         files.note_attr(Ino(7), &file);
-        assert!(!files.knows(Ino(6), (dir.mtime, dir.length)) && files.knows(Ino(7), (file.mtime, file.length)));
+        assert!(!files.knows(Ino(6), Stamp::of(&dir)) && files.knows(Ino(7), Stamp::of(&file)));
         files.note(Ino(5), seen(2));
         for i in 0..SHARD_MAX as u64 {
             files.note(Ino(5 + (i + 1) * SHARDS as u64), seen(1));

@@ -8,7 +8,7 @@ use crate::chunk::{ChunkOptions, ChunkStore};
 use crate::config::client::AtimeMode;
 use crate::meta::engine::Engine;
 use crate::meta::engine::mem::MemEngine;
-use crate::meta::ops::attr::SetAttr;
+use crate::meta::ops::attr::{SetAttr, SetTime};
 use crate::meta::ops::plock::LockKind;
 use crate::meta::session::SessionInfo;
 use crate::meta::testing::{Interrupt, Store};
@@ -224,6 +224,28 @@ async fn two_commits_within_one_moment_are_told_apart() {
         assert_eq!(read(&there, ino, opened.handle, 0, 10).await, [byte; 10][..]);
         there.release(ino, opened.handle).await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn a_time_that_was_set_back_hides_no_change() {
+    let (here, there, _) = two_clients(Arc::new(SystemClock)).await;
+    let (ino, handle) = make(&here).await;
+    write_and_close(&here, ino, handle, 0, 1).await;
+    let look = async || there.open(&Caller::root(), ino, libc::O_RDONLY).await.unwrap();
+    for keeps in [false, true] {
+        let opened = look().await;
+        assert_eq!(opened.keep_cache, keeps);
+        assert_eq!(read(&there, ino, opened.handle, 0, 10).await, [1; 10][..]);
+        there.release(ino, opened.handle).await.unwrap();
+    }
+    let before = here.getattr(ino).await.unwrap();
+    write_and_close(&here, ino, open(&here, ino).await, 0, 2).await;
+    let set = SetAttr { mtime: Some(SetTime::At(before.mtime)), ..SetAttr::default() };
+    let after = here.setattr(&Caller::root(), ino, None, None, &set).await.unwrap();
+    assert_eq!((after.mtime, after.length), (before.mtime, before.length));
+    let opened = look().await;
+    assert!(!opened.keep_cache, "the kernel's pages are of another commit");
+    assert_eq!(read(&there, ino, opened.handle, 0, 10).await, [2; 10][..]);
 }
 
 #[tokio::test]
