@@ -307,7 +307,7 @@ fn worlds_of_many_seeds_hold_together() {
 
 #[test]
 fn a_seed_is_a_run() {
-    for seed in [1, 3, 4, 5, 7, 8] {
+    for seed in 1..9 {
         let (first, second) = (run(Plan::of(seed)), run(Plan::of(seed)));
         assert_eq!(first, second, "seed {seed}");
     }

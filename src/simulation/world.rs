@@ -20,7 +20,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -64,12 +64,37 @@ pub struct Up {
 
 /// The place of one client, which may come and go.
 pub struct Slot {
-    up: watch::Sender<Option<Up>>,
+    up: Mutex<Option<Up>>,
+    /// Told of each change of `up`. Those who wait are woken in the order in which they came, unlike by a channel that
+    /// spreads them over several lists by chance: a seed has to be the same run each time.
+    changed: Notify,
     running: Mutex<Option<(Client, Arc<Line>)>>,
     incarnations: AtomicU64,
     skew_ms: Arc<AtomicI64>,
     /// The present incarnation was held at some time: what it asked for may have failed.
     was_held: AtomicBool,
+}
+
+impl Slot {
+    /// Says who is up now; answers who was.
+    fn turn(&self, up: Option<Up>) -> Option<Up> {
+        let before = std::mem::replace(&mut *self.up.lock(), up);
+        self.changed.notify_waiters();
+        before
+    }
+
+    /// What `look` finds, once it finds something.
+    async fn wait<T>(&self, look: impl Fn(&Option<Up>) -> Option<T>) -> T {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            let found = look(&self.up.lock());
+            match found {
+                Some(found) => return found,
+                None => changed.await,
+            }
+        }
+    }
 }
 
 /// The last steps, and a sum over all of them.
@@ -106,7 +131,8 @@ impl World {
         format.storage = "mem".into();
         let net = Network::new(plan.seed ^ 0xA5A5, Chances::default(), 3 * STORE_TIMEOUT);
         let slot = |_| Slot {
-            up: watch::channel(None).0,
+            up: Mutex::default(),
+            changed: Notify::new(),
             running: Mutex::default(),
             incarnations: AtomicU64::new(0),
             skew_ms: Arc::default(),
@@ -217,7 +243,7 @@ impl World {
                     let number = place.incarnations.fetch_add(1, Ordering::Relaxed) as u32 + 1;
                     let up = Up { incarnation: (slot, number), vfs: client.vfs.clone() };
                     *place.running.lock() = Some((client, line));
-                    place.up.send_replace(Some(up.clone()));
+                    place.turn(Some(up.clone()));
                     self.step(|| format!("client {slot} is up: {number}"));
                     return up;
                 }
@@ -232,27 +258,24 @@ impl World {
 
     /// The client of a slot, waiting until it is up.
     pub async fn up(&self, slot: usize) -> Up {
-        let mut up = self.slots[slot].up.subscribe();
-        let up = up.wait_for(Option::is_some).await.expect("the slot lives as long as its world");
-        up.clone().expect("waited until it is up")
+        self.slots[slot].wait(|up| up.clone()).await
     }
 
     /// Returns once this incarnation is gone.
     pub async fn gone(&self, incarnation: Incarnation) {
-        let mut up = self.slots[incarnation.0].up.subscribe();
-        let another = |up: &Option<Up>| up.as_ref().is_none_or(|up| up.incarnation != incarnation);
-        up.wait_for(another).await.expect("the slot lives as long as its world");
+        let another = |up: &Option<Up>| up.as_ref().is_none_or(|up| up.incarnation != incarnation).then_some(());
+        self.slots[incarnation.0].wait(another).await;
     }
 
     /// A client of this slot if one is up now.
     pub fn up_now(&self, slot: usize) -> Option<Up> {
-        self.slots[slot].up.borrow().clone()
+        self.slots[slot].up.lock().clone()
     }
 
     /// Everything that the client has in memory is gone, without a word to anybody.
     pub async fn crash(&self, slot: usize) {
         let Some((client, line)) = self.slots[slot].running.lock().take() else { return };
-        let up = self.slots[slot].up.send_replace(None).expect("what runs is up");
+        let up = self.slots[slot].turn(None).expect("what runs is up");
         self.step(|| format!("client {slot} crashes"));
         line.die();
         drop(client);
@@ -287,7 +310,7 @@ impl World {
     /// An orderly end of a client. Whatever could not be flushed is in the answer of the flushes before.
     pub async fn close(&self, slot: usize) {
         let Some((client, _line)) = self.slots[slot].running.lock().take() else { return };
-        let up = self.slots[slot].up.send_replace(None).expect("what runs is up");
+        let up = self.slots[slot].turn(None).expect("what runs is up");
         let closed = tokio::time::timeout(OPERATION_MAX, client.close()).await.expect("closing ends in time");
         let kept = up.vfs.files_without_users();
         assert!(kept.is_empty(), "client {slot} knows files that nobody has open and that miss nothing: {kept:?}");
