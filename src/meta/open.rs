@@ -186,10 +186,14 @@ impl Meta {
 mod tests {
     use super::*;
     use crate::base::AttrPatch;
+    use crate::base::Name;
+    use crate::meta::ops::rename::RenameMode;
     use crate::meta::record::Counter;
+    use crate::meta::session::SessionInfo;
     use crate::meta::testing::{file, volume};
     use crate::meta::txn::AttrOf;
-    use crate::meta::{Meta, outside};
+    use crate::meta::{Caller, Meta, outside};
+    use std::time::Duration;
 
     /// The last name of an open file goes: what unlink commits in that case.
     pub(in crate::meta) struct Sustain(pub Ino, pub SessionId);
@@ -228,6 +232,38 @@ mod tests {
         assert_eq!(meta.reclaim_waiting(), 1);
         let used = outside(meta.engine().read(&[Key::Counter(Counter::UsedSpace)]).await).unwrap();
         assert_eq!(used, [Some(Record::Number(0))]);
+    }
+
+    struct Forget(SessionId);
+
+    impl Operation for Forget {
+        const NAME: &'static str = "forget";
+        type Output = ();
+
+        async fn run(&self, tx: &mut Tx<'_>) -> Outcome<()> {
+            tx.change(Change::Delete(Key::Session(self.0)));
+            Ok(())
+        }
+    }
+
+    /// Nobody looks at the records of a session once it was cleaned.
+    #[tokio::test]
+    async fn a_session_that_is_gone_keeps_no_file() {
+        for replaced in [false, true] {
+            let meta = volume().await;
+            meta.start_session(SessionInfo::default(), Duration::from_secs(12)).await.unwrap();
+            let (ino, other) = (file(&meta, "f").await, file(&meta, "g").await);
+            meta.open_file(ino);
+            meta.run(&Forget(meta.session())).await.unwrap();
+            let (root, name, new) = (Caller::root(), Name::stored(*b"f"), Name::stored(*b"g"));
+            if replaced {
+                meta.rename(&root, Ino::ROOT, &new, Ino::ROOT, &name, RenameMode::Replace).await.unwrap();
+            } else {
+                meta.unlink(&root, Ino::ROOT, &name, true).await.unwrap();
+            }
+            assert_eq!(records(&meta, ino).await, (false, false, true), "replaced {replaced}");
+            assert_eq!(records(&meta, other).await, (true, false, false));
+        }
     }
 
     #[tokio::test]

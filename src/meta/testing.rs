@@ -286,6 +286,7 @@ struct TestTxn {
 pub struct Interrupt {
     before_commit: Arc<Mutex<Option<BoxFuture<'static, ()>>>>,
     after_read: Arc<Mutex<Option<BoxFuture<'static, ()>>>>,
+    after_commit: Arc<Mutex<Option<BoxFuture<'static, ()>>>>,
     lost_reply: Arc<Mutex<Option<BoxFuture<'static, ()>>>>,
 }
 
@@ -300,13 +301,19 @@ impl Interrupt {
         *self.after_read.lock() = Some(Box::pin(what));
     }
 
+    /// Between the next commit that is applied and its reply.
+    pub fn after_commit(&self, what: impl Future<Output = ()> + Send + 'static) {
+        *self.after_commit.lock() = Some(Box::pin(what));
+    }
+
     /// After the next commit that is applied, whose reply is lost.
     pub fn lost_reply(&self, what: impl Future<Output = ()> + Send + 'static) {
         *self.lost_reply.lock() = Some(Box::pin(what));
     }
 
     pub fn has_happened(&self) -> bool {
-        [&self.before_commit, &self.after_read, &self.lost_reply].into_iter().all(|moment| moment.lock().is_none())
+        let moments = [&self.before_commit, &self.after_read, &self.after_commit, &self.lost_reply];
+        moments.into_iter().all(|moment| moment.lock().is_none())
     }
 
     async fn happen(moment: &Mutex<Option<BoxFuture<'static, ()>>>) {
@@ -394,7 +401,13 @@ impl EngineTxn for TestTxn {
             return Err(lost());
         }
         match self.commits.as_ref().map_or(0, |commits| commits.fetch_add(1, Ordering::Relaxed) % 5) {
-            0 | 3 => self.inner.commit(batch).await,
+            0 | 3 => {
+                let done = self.inner.commit(batch).await;
+                if let (Ok(_), Some(interrupt)) = (&done, &self.interrupt) {
+                    Interrupt::happen(&interrupt.after_commit).await;
+                }
+                done
+            }
             1 => Err(lost()),
             _ => self.inner.commit(batch).await.and_then(|_| Err(lost())),
         }

@@ -47,7 +47,25 @@ use std::time::{Duration, Instant};
 use world::{Up, World};
 
 /// Seeds that have failed at some time.
-const FAILED_ONCE: &[u64] = &[67, 116, 126, 172, 177, 190, 212, 262, 311, 443, 596];
+const FAILED_ONCE: &[u64] = &[
+    67,
+    116,
+    126,
+    172,
+    177,
+    190,
+    212,
+    262,
+    311,
+    443,
+    596,
+    17960401770619,
+    17960401770731,
+    17960401770786,
+    17960401770860,
+    17960401771282,
+    17960401771781,
+];
 /// Runs without being asked for more.
 const SEEDS: u64 = 50;
 /// Runs where all tests are asked for.

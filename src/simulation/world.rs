@@ -116,6 +116,8 @@ pub struct World {
     pub pages: Mutex<Pages>,
     /// What goes on beside the processes.
     pub errands: Mutex<Vec<JoinHandle<()>>>,
+    /// Some client stood still at some time.
+    pub held_once: AtomicBool,
     pub dir: OnceLock<Ino>,
     format: VolumeFormat,
     trace: Mutex<Trace>,
@@ -147,6 +149,7 @@ impl World {
             lock_holder: Mutex::default(),
             pages: Mutex::default(),
             errands: Mutex::default(),
+            held_once: AtomicBool::new(false),
             dir: OnceLock::new(),
             format,
             trace: Mutex::new(Trace { hasher: DefaultHasher::new(), last: VecDeque::new(), steps: 0 }),
@@ -297,6 +300,7 @@ impl World {
     pub fn hold(&self, slot: usize, length: Duration, what: Held) {
         if let Some((_, line)) = &*self.slots[slot].running.lock() {
             self.slots[slot].was_held.store(true, Ordering::Relaxed);
+            self.held_once.store(true, Ordering::Relaxed);
             line.hold(length, what);
         }
     }

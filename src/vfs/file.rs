@@ -1,8 +1,9 @@
 //! What this client knows of an open file: its length, its chunks as last read, and what is written but not yet
 //! committed. One `File` is shared by all handles of an inode.
 //!
-//! A `version` counts every change made through this client. Attributes that were asked for before a change and
-//! arrive after it are not believed.
+//! A `version` counts every change made through this client, and every look that showed one of others. Attributes that
+//! were asked for before a change and arrive after it may be older than it or newer: they are not believed, and when they
+//! say something else, neither is what was known.
 
 use super::seen::Stamp;
 use super::writer::Pending;
@@ -121,22 +122,29 @@ impl File {
     }
 
     /// Takes attributes from the metadata, asked for when the file was at `version`, and completes them with what
-    /// only this client knows.
-    pub fn observe(&self, attr: &mut Attr, version: u64) {
+    /// only this client knows. False when another look or a commit of this client was noted meanwhile and said something
+    /// else: which one is newer cannot be told then, and what is known of the file is forgotten.
+    pub fn observe(&self, attr: &mut Attr, version: u64) -> bool {
         let mut state = self.state.lock();
-        if state.version == version && state.seen != Some(Stamp::of(attr)) {
+        let stamp = Stamp::of(attr);
+        let agrees = state.seen == Some(stamp);
+        let in_order = agrees || state.version == version;
+        if !in_order {
+            state.doubt(attr);
+        } else if !agrees {
+            state.version += 1;
             state.pages_old |= state.seen.is_some();
             state.forget_chunks();
-            state.seen = Some(Stamp::of(attr));
+            state.seen = Some(stamp);
             state.length = attr.length.max(state.pending_end());
         }
-        if !state.pending.is_empty() {
-            attr.mtime = attr.mtime.max(state.written_at);
-            attr.ctime = attr.ctime.max(state.written_at);
-        }
-        if !state.pending.is_empty() || state.version != version {
-            attr.length = attr.length.max(state.length);
-        }
+        state.complete(attr, in_order);
+        in_order
+    }
+
+    /// Completes attributes that were asked for before the file was known to be open here.
+    pub fn complete(&self, attr: &mut Attr) {
+        self.state.lock().complete(attr, false);
     }
 }
 
@@ -153,11 +161,36 @@ impl FileState {
         self.forgotten += 1;
     }
 
-    /// A change made through this client has reached the metadata, which now says `attr`.
-    pub fn committed(&mut self, attr: &Attr) {
+    /// A change made through this client has reached the metadata, which said `attr` then; `before` is what had been
+    /// seen of the file when it was sent.
+    pub fn committed(&mut self, attr: &Attr, before: Option<Stamp>) {
         self.version += 1;
-        self.seen = Some(Stamp::of(attr));
-        self.length = attr.length.max(self.pending_end());
+        let stamp = Stamp::of(attr);
+        if self.seen == before || self.seen == Some(stamp) {
+            self.seen = Some(stamp);
+            self.length = attr.length.max(self.pending_end());
+        } else {
+            // Others looked while the answer was on its way, and may have seen what came after the change.
+            self.doubt(attr);
+        }
+    }
+
+    /// Two looks at the file differ, and it is not known which one is newer: the next look decides.
+    fn doubt(&mut self, attr: &Attr) {
+        self.seen = None;
+        self.pages_old = true;
+        self.forget_chunks();
+        self.length = self.length.max(attr.length).max(self.pending_end());
+    }
+
+    fn complete(&self, attr: &mut Attr, in_order: bool) {
+        if !self.pending.is_empty() {
+            attr.mtime = attr.mtime.max(self.written_at);
+            attr.ctime = attr.ctime.max(self.written_at);
+        }
+        if !self.pending.is_empty() || !in_order {
+            attr.length = attr.length.max(self.length);
+        }
     }
 
     /// Acknowledged writes are lost. What is known of the file is forgotten, for it may have counted on them.

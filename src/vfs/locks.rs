@@ -67,9 +67,7 @@ impl Vfs {
         }
         lock.await?;
         if let (Some(file), LockKind::Read | LockKind::Write) = (&file, kind) {
-            let version = file.version();
-            let mut attr = self.meta.getattr(ino).await?;
-            file.observe(&mut attr, version);
+            self.look_again(file).await?;
         }
         Ok(())
     }

@@ -23,12 +23,15 @@ const SYMLINK_BYTES_MAX: usize = 4095;
 /// not fit is asked for again.
 const READDIR_ENTRIES: usize = 256;
 
+/// A file is looked at this often when commits of this client come between.
+const LOOKS_MAX: usize = 3;
+
 impl Vfs {
     pub async fn lookup(&self, caller: &Caller, parent: Ino, name: &Name) -> Outcome<Entry> {
         let mut entry = self.meta.lookup(caller, parent, name).await?;
         // The file was not known before the lookup, so its version is not either; only pending data is added.
         if let Some(file) = self.files.get(entry.ino) {
-            file.observe(&mut entry.attr, u64::MAX);
+            file.complete(&mut entry.attr);
         }
         Ok(entry)
     }
@@ -97,13 +100,14 @@ impl Vfs {
         if length >= FILE_BYTES_MAX {
             return Err(Errno::EFBIG.into());
         }
+        let before = file.and_then(|file| file.state().seen);
         let attr = self.meta.truncate(caller, ino, length, by_handle).await?;
         if let Some(file) = file {
             let mut state = file.state();
             state.forget_chunks();
             // Of an empty file there are no pages. Else what others did meanwhile has not shown itself.
             state.pages_old = length > 0;
-            state.committed(&attr);
+            state.committed(&attr, before);
         }
         Ok(attr)
     }
@@ -168,8 +172,12 @@ impl Vfs {
     ) -> Outcome<(Entry, Opened)> {
         let node = NewNode { kind: Kind::File, mode, umask, rdev: 0, target: None };
         match self.meta.create_open(caller, parent, name, &node).await {
-            // Nothing was committed through this client before the file was there.
-            Ok(made) => Ok((made, self.opened(self.files.enter(made.ino), 0, made.attr, flags))),
+            Ok(made) => {
+                let (file, mut attr) = (self.files.enter(made.ino), made.attr);
+                // Nothing was committed through this client before the file was there.
+                file.observe(&mut attr, 0);
+                Ok((made, self.opened(file, Stamp::of(&made.attr), &attr, flags)))
+            }
             Err(stop) if stop.errno() == Errno::EEXIST && flags & libc::O_EXCL == 0 => {
                 let entry = self.meta.lookup(caller, parent, name).await?;
                 if !entry.attr.is_file() {
@@ -187,14 +195,8 @@ impl Vfs {
         let file = self.files.enter(ino);
         // And counted first: a file that is removed from here now is kept for the handle that is about to be.
         self.meta.open_file(ino);
-        let version = file.version();
-        match self.meta.check_open(caller, ino, flags).await {
-            Ok(mut attr) => {
-                if flags & libc::O_ACCMODE != libc::O_WRONLY {
-                    self.accessed(ino, &mut attr).await;
-                }
-                Ok(self.opened(file, version, attr, flags))
-            }
+        match self.check_open(caller, &file, flags).await {
+            Ok((stored, attr)) => Ok(self.opened(file, stored, &attr, flags)),
             Err(stop) => {
                 self.files.leave(&file);
                 self.meta.close_in_vain(ino).await;
@@ -203,13 +205,37 @@ impl Vfs {
         }
     }
 
-    /// `attr` was asked for when the file was at `version`, and the handle is counted by the metadata already.
-    fn opened(&self, file: Arc<File>, version: u64, mut attr: Attr, flags: i32) -> Opened {
-        let ino = file.ino;
-        // As it is stored: what is written here and not committed yet, the kernel's pages have.
+    /// Looks at a file that is being opened: the stamp that is stored, and its attributes with what only this client
+    /// knows.
+    async fn check_open(&self, caller: &Caller, file: &File, flags: i32) -> Outcome<(Stamp, Attr)> {
+        let version = file.version();
+        let mut attr = self.meta.check_open(caller, file.ino, flags).await?;
+        if flags & libc::O_ACCMODE != libc::O_WRONLY {
+            self.accessed(file.ino, &mut attr).await;
+        }
         let stored = Stamp::of(&attr);
-        file.observe(&mut attr, version);
-        let seen = Stamp::of(&attr);
+        if file.observe(&mut attr, version) { Ok((stored, attr)) } else { self.look_again(file).await }
+    }
+
+    /// Looks at an open file: the stamp that is stored, and its attributes with what only this client knows.
+    pub(super) async fn look_again(&self, file: &File) -> Outcome<(Stamp, Attr)> {
+        let mut looks = 0;
+        loop {
+            let version = file.version();
+            let mut attr = self.meta.getattr(file.ino).await?;
+            let stored = Stamp::of(&attr);
+            looks += 1;
+            if file.observe(&mut attr, version) || looks == LOOKS_MAX {
+                return Ok((stored, attr));
+            }
+        }
+    }
+
+    /// A handle of a file that was looked at; it is counted by the metadata already. `stored` is without what is written
+    /// here and not committed yet: that the kernel's pages have.
+    fn opened(&self, file: Arc<File>, stored: Stamp, attr: &Attr, flags: i32) -> Opened {
+        let ino = file.ino;
+        let seen = Stamp::of(attr);
         let keep_cache = {
             let mut state = file.state();
             let keep_cache = !state.pages_old && self.opened_before.knows(ino, stored);
@@ -279,11 +305,12 @@ impl Vfs {
             return Err(Errno::EFBIG.into());
         }
         self.flush_file(&handle.file).await?;
+        let before = handle.file.state().seen;
         let attr = self.meta.fallocate(caller, ino, mode, off, len).await?;
         let mut state = handle.file.state();
         state.forget_chunks();
         state.pages_old = true;
-        state.committed(&attr);
+        state.committed(&attr, before);
         Ok(())
     }
 
@@ -311,9 +338,7 @@ impl Vfs {
         self.flush_file(&to.file).await?;
         let (copied, _length) = self.meta.copy_range(caller, from.ino, src_off, to.ino, dst_off, len).await?;
         to.file.state().forget_chunks();
-        let version = to.file.version();
-        let mut attr = self.meta.getattr(to.ino).await?;
-        to.file.observe(&mut attr, version);
+        self.look_again(&to.file).await?;
         Ok(copied)
     }
 
@@ -339,7 +364,7 @@ impl Vfs {
         drop(stream);
         for item in &mut items {
             if let (Some(attr), Some(file)) = (&mut item.attr, self.files.get(item.ino)) {
-                file.observe(attr, u64::MAX);
+                file.complete(attr);
             }
         }
         Ok(items)

@@ -159,6 +159,56 @@ async fn a_commit_of_ours_does_not_hide_what_another_client_wrote_elsewhere_in_t
     assert_eq!(read(&there, ino, opened, far, 10).await, [2; 10][..]);
 }
 
+/// Of a commit whose reply is late and of a look at the file, which may be answered first, either can be the newer one.
+#[tokio::test]
+async fn a_late_reply_to_a_commit_does_not_hide_what_was_seen_before_it() {
+    let (here, there, interrupt) = two_clients(Arc::new(SystemClock)).await;
+    let (ino, handle) = make(&here).await;
+    write_and_close(&here, ino, handle, CHUNK_BYTES, 1).await;
+    let held = open(&there, ino).await;
+    let far = CHUNK_BYTES as usize;
+    assert_eq!(read(&there, ino, held, far, 10).await, [1; 10][..]);
+    let (looked, noted) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
+    let (send, opening) = tokio::sync::oneshot::channel();
+    let (writer, opener, inner, note) = (here.clone(), there.clone(), interrupt.clone(), noted.clone());
+    interrupt.after_commit(async move {
+        write_and_close(&writer, ino, open(&writer, ino).await, CHUNK_BYTES, 2).await;
+        write_and_close(&writer, ino, open(&writer, ino).await, CHUNK_BYTES + 10, 2).await;
+        let look = looked.clone();
+        inner.after_read(async move {
+            look.notify_one();
+            note.notified().await;
+        });
+        let _ = send.send(tokio::spawn(async move { open(&opener, ino).await }));
+        looked.notified().await;
+    });
+    there.write(ino, held, 0, vec![3; 10].into()).await.unwrap();
+    there.fsync(ino, held, false).await.unwrap();
+    noted.notify_one();
+    let opened = opening.await.unwrap().await.unwrap();
+    assert!(interrupt.has_happened(), "opening reads");
+    assert_eq!(read(&there, ino, opened, far, 30).await, [2; 20][..]);
+}
+
+/// Of two looks at a file that cross, the one that is answered last need not be the newer one.
+#[tokio::test]
+async fn an_old_look_that_is_answered_late_takes_nothing_back() {
+    let (here, there, interrupt) = two_clients(Arc::new(SystemClock)).await;
+    let (ino, handle) = make(&here).await;
+    write_and_close(&here, ino, handle, 0, 1).await;
+    let (writer, opener) = (here.clone(), there.clone());
+    let (send, opened) = tokio::sync::oneshot::channel();
+    let held = open(&there, ino).await;
+    assert_eq!(read(&there, ino, held, 0, 10).await, [1; 10][..]);
+    interrupt.after_read(async move {
+        write_and_close(&writer, ino, open(&writer, ino).await, 0, 2).await;
+        write_and_close(&writer, ino, open(&writer, ino).await, 10, 2).await;
+        send.send(open(&opener, ino).await).unwrap();
+    });
+    there.getattr(ino).await.unwrap();
+    assert_eq!(read(&there, ino, opened.await.unwrap(), 0, 30).await, [2; 20][..]);
+}
+
 /// The kernel keeps its pages over an open only if it has all that was committed before.
 #[tokio::test]
 async fn a_commit_of_ours_does_not_vouch_for_pages_that_another_client_made_old() {

@@ -8,6 +8,7 @@
 use super::Vfs;
 use super::file::{File, FileState};
 use super::handle::Handle;
+use super::seen::Stamp;
 use crate::base::{CHUNK_BYTES, ChunkIndex, Errno, Ino, Outcome, Slice, SliceId, Stop, Timestamp};
 use crate::buf::Payload;
 use crate::chunk::SliceWriter;
@@ -247,7 +248,7 @@ impl Vfs {
             let seen = file.state().seen;
             let known = seen.map(|seen| (seen.mtime, seen.ctime, seen.length));
             match self.meta.append_slices_of(session, file.ino, slices.clone(), mtime, known).await {
-                Ok(appended) => self.note_commit(file, &slices, &appended),
+                Ok(appended) => self.note_commit(file, &slices, &appended, seen),
                 Err(stop) => {
                     // When it is not known whether the commit was applied, the objects must stay.
                     if matches!(stop, Stop::Errno(_)) {
@@ -285,8 +286,15 @@ impl Vfs {
         }
     }
 
-    /// Carries a commit of ours over into what we know of the file, so that it need not be read back.
-    fn note_commit(&self, file: &Arc<File>, slices: &[(ChunkIndex, Slice)], appended: &AppendedAll) {
+    /// Carries a commit of ours over into what we know of the file, so that it need not be read back. `before` is what
+    /// had been seen of the file when it was sent.
+    fn note_commit(
+        &self,
+        file: &Arc<File>,
+        slices: &[(ChunkIndex, Slice)],
+        appended: &AppendedAll,
+        before: Option<Stamp>,
+    ) {
         let mut state = file.state();
         if !appended.unchanged {
             state.pages_old = true;
@@ -302,7 +310,7 @@ impl Vfs {
                 state.forget_chunk(*index);
             }
         }
-        state.committed(&appended.attr);
+        state.committed(&appended.attr, before);
         drop(state);
         for (index, count) in &appended.records {
             if count % 100 == 99 || *count > 350 {

@@ -9,6 +9,7 @@ use crate::base::mode::{EXECUTE, WRITE, flag};
 use crate::base::{Attr, AttrPatch, Errno, Ino, Kind, Name, Outcome, SessionId};
 use crate::meta::engine::Change;
 use crate::meta::record::{DirStat, Key, Record};
+use crate::meta::session::{require_alive, session_of};
 use crate::meta::trash::{self, Spot, SpotOf};
 use crate::meta::txn::{AttrOf, DentryOf, Operation, Seen, Settled, Tx};
 use crate::meta::{Caller, Meta};
@@ -72,7 +73,8 @@ impl Operation for Unlink<'_> {
             Some(node) => {
                 sticky_permits(&parent, &node, self.caller)?;
                 removable(&node)?;
-                drop_name(tx, self.meta, &self.removal, self.parent, &node, spot)
+                let sustains = sustains(tx, self.meta, &self.removal, &node).await?;
+                drop_name(tx, sustains.then_some(self.removal.session), self.parent, &node, spot)
             }
         };
         *self.decided.lock() = Some(removed);
@@ -112,12 +114,22 @@ pub(crate) fn negative(stat: DirStat) -> DirStat {
     DirStat { length: -stat.length, space: -stat.space, inodes: -stat.inodes }
 }
 
+/// Whether this client, having the file open, keeps it should it lose its last name now. A session that others take for
+/// dead keeps nothing: nobody would look at its record again, and the file would stay for ever.
+pub(crate) async fn sustains(tx: &mut Tx<'_>, meta: &Meta, removal: &Removal, node: &Seen) -> Outcome<bool> {
+    if removal.session == SessionId(0) || node.kind() != Kind::File || !meta.is_open(node.ino()) {
+        return Ok(false);
+    }
+    let session = tx.load(session_of(removal.session)).await?;
+    Ok(require_alive(&session).is_ok())
+}
+
 /// Everything that follows for a non-directory from losing one name below `parent`; the entry itself is the caller's.
-/// `spot`: its place in the trash, if the volume keeps what is removed.
+/// `sustained_by`: the session that keeps the node should this be its last name. `spot`: its place in the trash, if the
+/// volume keeps what is removed.
 pub(crate) fn drop_name(
     tx: &mut Tx<'_>,
-    meta: &Meta,
-    removal: &Removal,
+    sustained_by: Option<SessionId>,
     parent: Ino,
     node: &Seen,
     spot: Option<Spot>,
@@ -159,9 +171,9 @@ pub(crate) fn drop_name(
     if many {
         tx.change(Change::Delete(Key::LinkParents(ino)));
     }
-    if file && removal.session != SessionId(0) && meta.is_open(ino) {
+    if let Some(session) = sustained_by {
         tx.patch(ino, patch);
-        tx.change(Change::Put(Key::Sustained(removal.session, ino), Record::Number(1)));
+        tx.change(Change::Put(Key::Sustained(session, ino), Record::Number(1)));
         return Removed { ino, attr: patched(&patch), freed: false };
     }
     tx.delete_attr(ino);
