@@ -191,7 +191,7 @@ mod tests {
     use crate::meta::record::Counter;
     use crate::meta::session::SessionInfo;
     use crate::meta::testing::{file, volume};
-    use crate::meta::txn::AttrOf;
+    use crate::meta::txn::{AttrOf, SessionOf};
     use crate::meta::{Caller, Meta, outside};
     use std::time::Duration;
 
@@ -241,6 +241,7 @@ mod tests {
         type Output = ();
 
         async fn run(&self, tx: &mut Tx<'_>) -> Outcome<()> {
+            tx.load(SessionOf(self.0)).await?;
             tx.change(Change::Delete(Key::Session(self.0)));
             Ok(())
         }
