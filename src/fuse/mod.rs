@@ -3,8 +3,8 @@
 //! A [`transport`] reads requests and sends replies ([`fuser`] is the one there is), [`dispatch`] turns a request into
 //! an operation of the vfs, [`attend`] drives it and sends the answer. [`convert`] translates words and numbers,
 //! [`reply`] has the data on its way out, [`trace`] and [`access_log`] the words and lines of the access log, [`metrics`]
-//! the counts, `raw` reads what the transport leaves out, and [`mount`] mounts and unmounts. No policy lives here: what a request means is decided in `vfs` and
-//! `meta`.
+//! the counts, `raw` reads what the transport leaves out, and [`mount`] mounts and unmounts. No policy lives here: what
+//! a request means is decided in `vfs` and `meta`.
 
 pub mod access_log;
 pub mod attend;

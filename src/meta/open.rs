@@ -185,30 +185,14 @@ impl Meta {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::AttrPatch;
-    use crate::base::Name;
+    use crate::base::{AttrPatch, Name};
     use crate::meta::ops::rename::RenameMode;
     use crate::meta::record::Counter;
     use crate::meta::session::SessionInfo;
-    use crate::meta::testing::{file, volume};
+    use crate::meta::testing::{Sustain, file, volume};
     use crate::meta::txn::{AttrOf, SessionOf};
     use crate::meta::{Caller, Meta, outside};
     use std::time::Duration;
-
-    /// The last name of an open file goes: what unlink commits in that case.
-    pub(in crate::meta) struct Sustain(pub Ino, pub SessionId);
-
-    impl Operation for Sustain {
-        const NAME: &'static str = "sustain";
-        type Output = ();
-
-        async fn run(&self, tx: &mut Tx<'_>) -> Outcome<()> {
-            tx.load(AttrOf(self.0)).await?.exists()?;
-            tx.patch(self.0, AttrPatch::new().add_nlink(-1));
-            tx.change(Change::Put(Key::Sustained(self.1, self.0), Record::Number(1)));
-            Ok(())
-        }
-    }
 
     async fn records(meta: &Meta, ino: Ino) -> (bool, bool, bool) {
         let keys = [Key::Attr(ino), Key::Sustained(meta.session(), ino), Key::DeletedFile(ino, 0)];

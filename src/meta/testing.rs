@@ -9,12 +9,13 @@ mod engines_tests;
 
 use super::engine::mem::MemEngine;
 use super::engine::{
-    Batch, Committed, Cursor, Engine, EngineError, EngineResult, EngineTxn, Looked, Page, PlusPage, Scan,
+    Batch, Change, Committed, Cursor, Engine, EngineError, EngineResult, EngineTxn, Looked, Page, PlusPage, Scan,
 };
 use super::ops::create::NewNode;
 use super::record::{Counter, Key, Record};
+use super::txn::{AttrOf, Operation, Tx};
 use super::{Caller, Meta, MetaSettings, Rules};
-use crate::base::{Fault, Ino, Kind, Name, SliceId};
+use crate::base::{AttrPatch, Fault, Ino, Kind, Name, Outcome, SessionId, SliceId};
 use crate::util::clock::{SharedClock, SystemClock};
 use async_trait::async_trait;
 use futures::future::BoxFuture;
@@ -181,6 +182,21 @@ pub async fn file(meta: &Meta, name: &str) -> Ino {
     let name = Name::entry(name.as_bytes()).expect("a valid name");
     let node = NewNode { kind: Kind::File, mode: 0o644, umask: 0, rdev: 0, target: None };
     meta.create(&Caller::root(), Ino::ROOT, &name, &node).await.expect("the name is free").ino
+}
+
+/// The last name of an open file goes, whatever has become of the session: what unlink commits for a living one.
+pub struct Sustain(pub Ino, pub SessionId);
+
+impl Operation for Sustain {
+    const NAME: &'static str = "sustain";
+    type Output = ();
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Outcome<()> {
+        tx.load(AttrOf(self.0)).await?.exists()?;
+        tx.patch(self.0, AttrPatch::new().add_nlink(-1));
+        tx.change(Change::Put(Key::Sustained(self.1, self.0), Record::Number(1)));
+        Ok(())
+    }
 }
 
 /// All records of a scan.

@@ -157,9 +157,7 @@ pub async fn run(volume: &Volume, options: &Options, watch: &Watch, report: &mut
         let next = table.next();
         let report = &mut *report;
         let (candidates, unfinished) = (Vec::new(), Vec::new());
-        let first = from == 0;
-        let mut pass =
-            Pass { volume, options, watch, report, table, first, orphans, before, ahead, candidates, unfinished };
+        let mut pass = Pass { volume, options, watch, report, table, orphans, before, ahead, candidates, unfinished };
         pass.objects().await?;
         match next {
             Some(next) => from = next,
@@ -208,8 +206,6 @@ struct Pass<'a> {
     watch: &'a Watch,
     report: &'a mut Report,
     table: Table,
-    /// Unfinished objects belong to no slice of a table; the first pass has them.
-    first: bool,
     /// Leaked slices.
     orphans: HashSet<Sized>,
     /// What was put later is left alone.
@@ -254,7 +250,8 @@ impl Pass<'_> {
         let key = block_of(self.volume, &object.key);
         let is_ours = match &key {
             Some(key) => self.table.covers(key.slice),
-            None => self.first && is_unfinished(&object.key),
+            // They belong to no slice of a table: the first pass has them.
+            None => self.table.is_first() && is_unfinished(&object.key),
         };
         if !is_ours {
             return Ok(());

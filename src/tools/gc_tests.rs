@@ -131,7 +131,6 @@ async fn an_object_that_was_put_anew_is_kept() {
         watch: &watch,
         report: &mut report,
         table,
-        first: true,
         orphans: HashSet::new(),
         before,
         ahead: SliceId(u64::MAX),

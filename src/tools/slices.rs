@@ -49,6 +49,11 @@ pub struct Table {
 }
 
 impl Table {
+    /// Whether this is the first pass.
+    pub fn is_first(&self) -> bool {
+        self.from == 0
+    }
+
     /// Slices from id `from` on, of which at most `max`.
     pub async fn collect(volume: &Volume, from: u64, max: usize, watch: &Watch) -> Outcome<Table> {
         let mut table = Table { rows: Vec::new(), from, until: None, max };

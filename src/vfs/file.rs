@@ -1,9 +1,9 @@
 //! What this client knows of an open file: its length, its chunks as last read, and what is written but not yet
 //! committed. One `File` is shared by all handles of an inode.
 //!
-//! A `version` counts every change made through this client, and every look that showed one of others. Attributes that
-//! were asked for before a change and arrive after it may be older than it or newer: they are not believed, and when they
-//! say something else, neither is what was known.
+//! A `version` counts every change made through this client, and every look that showed one of others. Attributes
+//! that were asked for before a change and arrive after it may be older than it or newer: they are not believed, and
+//! when they say something else, neither is what was known.
 
 use super::seen::Stamp;
 use super::writer::Pending;
@@ -149,6 +149,13 @@ impl File {
 }
 
 impl FileState {
+    /// Nothing that was seen of the file counts any more.
+    fn forget(&mut self) {
+        self.seen = None;
+        self.pages_old = true;
+        self.forget_chunks();
+    }
+
     /// The lists are to be read afresh.
     pub fn forget_chunks(&mut self) {
         self.chunks.clear();
@@ -177,9 +184,7 @@ impl FileState {
 
     /// Two looks at the file differ, and it is not known which one is newer: the next look decides.
     fn doubt(&mut self, attr: &Attr) {
-        self.seen = None;
-        self.pages_old = true;
-        self.forget_chunks();
+        self.forget();
         self.length = self.length.max(attr.length).max(self.pending_end());
     }
 
@@ -197,9 +202,7 @@ impl FileState {
     pub fn fail(&mut self, error: Errno) {
         self.error.get_or_insert(error);
         self.version += 1;
-        self.seen = None;
-        self.pages_old = true;
-        self.forget_chunks();
+        self.forget();
     }
 
     /// Where uncommitted data ends.

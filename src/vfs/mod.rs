@@ -58,7 +58,7 @@ pub struct Opened {
     /// The kernel may keep the pages it has of this file.
     pub keep_cache: bool,
     pub direct_io: bool,
-    /// Files only: mtime and length as open found them.
+    /// Files only: as open found them.
     pub seen: Option<Stamp>,
 }
 

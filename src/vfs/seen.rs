@@ -1,5 +1,6 @@
-//! How files were seen last: when each changed and how long it was ([`Stamp`]). Two such tables make close-to-open cheap: the
-//! vfs knows whether the kernel's pages of a file are still good, and the transport whether its attributes are.
+//! How files were seen last: when each changed and how long it was ([`Stamp`]). Two such tables make close-to-open
+//! cheap: the vfs knows whether the kernel's pages of a file are still good, and the transport whether its attributes
+//! are.
 
 use crate::base::{Attr, Ino, Timestamp};
 use parking_lot::Mutex;

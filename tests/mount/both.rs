@@ -5,7 +5,7 @@
 //! `kill.rs` has what happens when one of the two dies under load, `tools.rs` the repair tools beside both. Every test
 //! ends with the `fsck` and the `gc` of both programs and a recount of what the volume says it holds.
 
-use crate::harness::{Engine, Mount, SLUICE, Store, Volume, output, ready, run, sh};
+use crate::harness::{Engine, Mount, SLUICE, Store, UNCACHED, Volume, output, ready, run, sh};
 use crate::kill::{collect_and_check, sessions_end};
 use crate::peer::peer;
 use crate::several::{eventually, open};
@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 
 /// Sessions of dead mounts end after five of these; no client goes below one second.
 const HEARTBEAT: [&str; 2] = ["--heartbeat", "1"];
-const UNCACHED: [&str; 6] = ["--attr-cache", "0", "--entry-cache", "0", "--dir-entry-cache", "0"];
 /// A dead session is over after 5 s, and whoever looks after it looks every second.
 const CLEANED: Duration = Duration::from_secs(60);
 

@@ -10,6 +10,8 @@ use tempfile::TempDir;
 
 /// The binary under test.
 pub const SLUICE: &str = env!("CARGO_BIN_EXE_sluice");
+/// Options of a mount, ours or the peer's, that shows at once what another one has done.
+pub const UNCACHED: [&str; 6] = ["--attr-cache", "0", "--entry-cache", "0", "--dir-entry-cache", "0"];
 
 const BUSY_MAX: Duration = Duration::from_secs(10);
 const READY_DEADLINE: Duration = Duration::from_secs(60);

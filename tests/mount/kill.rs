@@ -12,7 +12,7 @@
 //! be given again as `SLUICE_KILL_SEED`; how threads interleave is not in it.
 
 use crate::cells::{CELL, Version, cells, versions};
-use crate::harness::{Engine, Mount, SLUICE, Store, Volume, output, program, ready, run};
+use crate::harness::{Engine, Mount, SLUICE, Store, UNCACHED, Volume, output, program, ready, run};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -573,8 +573,6 @@ pub fn sessions_end(volume: &Volume, living: usize) {
 /// A mount of ours and one of the peer, each with writers of its own: one of the two is killed, in turn, and the other
 /// one goes on. What the dead one acknowledged is there for the living one, and for who comes after.
 fn kill_one_of_two(engine: Engine) {
-    const UNCACHED: [&str; 8] =
-        ["--heartbeat", "2", "--attr-cache", "0", "--entry-cache", "0", "--dir-entry-cache", "0"];
     if !ready(&["juicefs", if engine == Engine::Redis { "redis-server" } else { "juicefs" }]) {
         return;
     }
@@ -584,7 +582,8 @@ fn kill_one_of_two(engine: Engine) {
     let mut random = StdRng::seed_from_u64(seed);
     let volume = Volume::format(engine, Store::File, &["--trash-days", "0", "--block-size", "256"]);
     let mut writers: Vec<Writer> = (0..WRITERS).map(|number| Writer::new(number, random.random())).collect();
-    let mut mounts = programs.each_ref().map(|program| volume.mount_with(program, &UNCACHED));
+    let mount = |program| volume.mount_with(program, &[&UNCACHED[..], &["--heartbeat", "2"]].concat());
+    let mut mounts = programs.each_ref().map(mount);
     for round in 0..rounds() {
         let dies = round % 2;
         let (killed, never, end) = (AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
@@ -605,7 +604,7 @@ fn kill_one_of_two(engine: Engine) {
         let done: Vec<usize> = writers.iter().zip(before).map(|(writer, before)| writer.done - before).collect();
         println!("round {round}: steps of each writer {done:?}");
         verify_all(&mut writers, &mounts[1 - dies]);
-        mounts[dies] = volume.mount_with(&programs[dies], &UNCACHED);
+        mounts[dies] = mount(&programs[dies]);
         verify_all(&mut writers, &mounts[dies]);
         assert!(!mounts[0].log_text().contains("<ERROR>"), "the log has errors:\n{}", mounts[0].log_text());
     }

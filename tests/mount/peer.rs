@@ -18,8 +18,8 @@ fn prepared(engine: Engine) -> bool {
     ready(&programs)
 }
 
-/// Fills `data` in a directory with what the format has to say: kinds, modes, owners, times, links, holes, overwritten and
-/// truncated files, extended attributes, ACLs, names of any bytes.
+/// Fills `data` in a directory with what the format has to say: kinds, modes, owners, times, links, holes, overwritten
+/// and truncated files, extended attributes, ACLs, names of any bytes.
 pub fn fill(dir: &Path) {
     let script = r#"
 import os, random
@@ -50,7 +50,8 @@ for name in ("small", "deep", "large"): os.utime("data/" + name, ns=(1_600_000_0
     );
 }
 
-/// Everything about the tree `data` in a directory that must be equal on both sides, as text. Directory sizes and times of reading are not.
+/// Everything about the tree `data` in a directory that must be equal on both sides, as text. Directory sizes and times
+/// of reading are not.
 pub fn describe(dir: &Path) -> String {
     let script = r#"
 import hashlib, os, stat

@@ -15,7 +15,7 @@
 //! | 21 restored dumps | `meta/lease.rs`, `meta/damage_tests.rs`; `counts_of_a_restored_dump` here |
 //! | 4, 7, 18, 19 | engines that are not served yet; a Redis cluster is refused |
 
-use crate::harness::{Engine, Mount, SLUICE, Store, Volume, output, ready, run, sh};
+use crate::harness::{Engine, Mount, SLUICE, Store, UNCACHED, Volume, output, ready, run, sh};
 use crate::peer::peer;
 use crate::several::eventually;
 use crate::tools::damage;
@@ -37,8 +37,7 @@ fn of_the_peer(engine: Engine, options: &[&str]) -> Volume {
 
 /// A mount that shows at once what the other one has done.
 fn mount(volume: &Volume, program: impl AsRef<std::path::Path>) -> Mount {
-    let uncached = ["--attr-cache", "0", "--entry-cache", "0", "--dir-entry-cache", "0", "--heartbeat", "1"];
-    volume.mount_with(program, &uncached)
+    volume.mount_with(program, &[&UNCACHED[..], &["--heartbeat", "1"]].concat())
 }
 
 fn redis(volume: &Volume, words: &[&str]) -> String {

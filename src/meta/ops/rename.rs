@@ -7,7 +7,7 @@
 use super::access::{permit, sticky_permits};
 use super::create::touch_dir;
 use super::rmdir::drop_directory;
-use super::unlink::{Removal, Removed, drop_name, negative, removable, removable_from, stat_of, sustains};
+use super::unlink::{Removal, Removed, drop_name, negative, removable, removable_from, stat_of};
 use crate::base::mode::{EXECUTE, STICKY, WRITE, flag};
 use crate::base::{Attr, AttrPatch, Errno, Fault, Ino, Kind, Name, Outcome};
 use crate::meta::engine::Change;
@@ -138,11 +138,6 @@ impl Operation for Rename<'_> {
             return Err(Errno::ENOTEMPTY.into());
         }
 
-        let sustains = match &other {
-            Some(other) if !exchange => sustains(tx, self.meta, &self.removal, other).await?,
-            _ => false,
-        };
-
         // All checks passed; what follows only lists changes.
         let (node_dir, other_dir) =
             (node.kind() == Kind::Directory, other.as_ref().is_some_and(|other| other.kind() == Kind::Directory));
@@ -159,7 +154,7 @@ impl Operation for Rename<'_> {
                     drop_directory(tx, to, other, spot);
                     Removed { ino: other.ino(), attr: Attr { ctime: tx.now(), ..*other.peek() }, freed: !kept }
                 } else {
-                    drop_name(tx, sustains.then_some(self.removal.session), to, other, spot)
+                    drop_name(tx, self.meta, &self.removal, to, other, spot).await?
                 });
             }
             None => tx.delete_dentry(from, self.from.1),

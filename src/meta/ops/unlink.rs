@@ -73,8 +73,7 @@ impl Operation for Unlink<'_> {
             Some(node) => {
                 sticky_permits(&parent, &node, self.caller)?;
                 removable(&node)?;
-                let sustains = sustains(tx, self.meta, &self.removal, &node).await?;
-                drop_name(tx, sustains.then_some(self.removal.session), self.parent, &node, spot)
+                drop_name(tx, self.meta, &self.removal, self.parent, &node, spot).await?
             }
         };
         *self.decided.lock() = Some(removed);
@@ -114,10 +113,10 @@ pub(crate) fn negative(stat: DirStat) -> DirStat {
     DirStat { length: -stat.length, space: -stat.space, inodes: -stat.inodes }
 }
 
-/// Whether this client, having the file open, keeps it should it lose its last name now. A session that others take for
+/// Whether this client, having the file open, keeps it now that it loses its last name. A session that others take for
 /// dead keeps nothing: nobody would look at its record again, and the file would stay for ever.
-pub(crate) async fn sustains(tx: &mut Tx<'_>, meta: &Meta, removal: &Removal, node: &Seen) -> Outcome<bool> {
-    if removal.session == SessionId(0) || node.kind() != Kind::File || !meta.is_open(node.ino()) {
+async fn sustains(tx: &mut Tx<'_>, meta: &Meta, removal: &Removal, ino: Ino) -> Outcome<bool> {
+    if removal.session == SessionId(0) || !meta.is_open(ino) {
         return Ok(false);
     }
     let session = tx.load(session_of(removal.session)).await?;
@@ -125,15 +124,15 @@ pub(crate) async fn sustains(tx: &mut Tx<'_>, meta: &Meta, removal: &Removal, no
 }
 
 /// Everything that follows for a non-directory from losing one name below `parent`; the entry itself is the caller's.
-/// `sustained_by`: the session that keeps the node should this be its last name. `spot`: its place in the trash, if the
-/// volume keeps what is removed.
-pub(crate) fn drop_name(
+/// `spot`: its place in the trash, if the volume keeps what is removed.
+pub(crate) async fn drop_name(
     tx: &mut Tx<'_>,
-    sustained_by: Option<SessionId>,
+    meta: &Meta,
+    removal: &Removal,
     parent: Ino,
     node: &Seen,
     spot: Option<Spot>,
-) -> Removed {
+) -> Outcome<Removed> {
     let (ino, now) = (node.ino(), tx.now());
     let stat = stat_of(node);
     let many = node.parent() == Ino::MANY;
@@ -156,7 +155,7 @@ pub(crate) fn drop_name(
             patch = patch.set_parent(spot.hourly);
         }
         tx.patch(ino, patch);
-        return Removed { ino, attr: patched(&patch), freed: false };
+        return Ok(Removed { ino, attr: patched(&patch), freed: false });
     }
     let patch = AttrPatch::new().set_ctime(now).add_nlink(-1);
     if node.nlink() > 1 {
@@ -164,17 +163,17 @@ pub(crate) fn drop_name(
             tx.change(Change::AddLinkParent { ino, parent, delta: -1 });
         }
         tx.patch(ino, patch);
-        return Removed { ino, attr: patched(&patch), freed: false };
+        return Ok(Removed { ino, attr: patched(&patch), freed: false });
     }
     let file = node.kind() == Kind::File;
     tx.change(Change::Delete(Key::Xattrs(ino)));
     if many {
         tx.change(Change::Delete(Key::LinkParents(ino)));
     }
-    if let Some(session) = sustained_by {
+    if file && sustains(tx, meta, removal, ino).await? {
         tx.patch(ino, patch);
-        tx.change(Change::Put(Key::Sustained(session, ino), Record::Number(1)));
-        return Removed { ino, attr: patched(&patch), freed: false };
+        tx.change(Change::Put(Key::Sustained(removal.session, ino), Record::Number(1)));
+        return Ok(Removed { ino, attr: patched(&patch), freed: false });
     }
     tx.delete_attr(ino);
     if file {
@@ -184,7 +183,7 @@ pub(crate) fn drop_name(
         tx.change(Change::Delete(Key::Symlink(ino)));
     }
     tx.add_usage(-stat.space, -1);
-    Removed { ino, attr: patched(&patch), freed: true }
+    Ok(Removed { ino, attr: patched(&patch), freed: true })
 }
 
 impl Meta {

@@ -1,10 +1,9 @@
 //! Tests of sessions: registration, heartbeats, and what is left of dead ones.
 
 use super::*;
-use crate::base::{AttrPatch, ChunkIndex, Slice, SliceId, Timestamp};
+use crate::base::{ChunkIndex, Slice, SliceId, Timestamp};
 use crate::meta::ops::plock::LockKind;
-use crate::meta::testing::{Store, file, volume, volume_on};
-use crate::meta::txn::AttrOf;
+use crate::meta::testing::{Store, Sustain, file, volume, volume_on};
 use crate::util::clock::ManualClock;
 use crate::util::task::stop_signal;
 use parking_lot::Mutex;
@@ -143,21 +142,6 @@ async fn nothing_that_was_begun_in_a_session_is_committed_after_its_end() {
     assert_eq!(here.read_chunk(ino, ChunkIndex(0)).await.unwrap(), [slice(1), slice(5)]);
 }
 
-/// What a commit leaves that did not ask whether the session was still there: a file that is kept for nobody.
-struct KeepForNobody(Ino, SessionId);
-
-impl Operation for KeepForNobody {
-    const NAME: &'static str = "keep";
-    type Output = ();
-
-    async fn run(&self, tx: &mut Tx<'_>) -> Outcome<()> {
-        tx.load(AttrOf(self.0)).await?.exists()?;
-        tx.patch(self.0, AttrPatch::new().add_nlink(-1));
-        tx.change(Change::Put(Key::Sustained(self.1, self.0), Record::Number(1)));
-        Ok(())
-    }
-}
-
 #[tokio::test]
 async fn what_late_operations_leave_in_a_dead_session_is_cleaned_by_its_client() {
     let (here, there, clock) = pair().await;
@@ -171,7 +155,8 @@ async fn what_late_operations_leave_in_a_dead_session_is_cleaned_by_its_client()
     let name = crate::base::Name::entry(b"open").unwrap();
     assert!(there.unlink(&crate::meta::Caller::root(), Ino::ROOT, &name, true).await.unwrap().freed);
     assert_eq!(here.getattr(open).await.unwrap_err().errno(), Errno::ENOENT);
-    there.run(&KeepForNobody(kept, there.session())).await.unwrap();
+    // A commit that did not ask whether the session was still there keeps a file for nobody.
+    there.run(&Sustain(kept, there.session())).await.unwrap();
     there.beat(HEARTBEAT, &|_| Verdict::Continue).await.unwrap();
     assert_eq!(here.getattr(kept).await.unwrap_err().errno(), Errno::ENOENT);
 }
