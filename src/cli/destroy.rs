@@ -4,6 +4,7 @@
 
 use super::{open, proceed_anyway};
 use crate::base::Ino;
+use crate::base::fault::one_line;
 use crate::object::{ObjectStore, SharedStore};
 use anyhow::{Context as _, bail};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
@@ -68,7 +69,7 @@ async fn refuse_users(meta: &crate::meta::Meta) -> anyhow::Result<()> {
     println!("{:>8}  {:<32}  MountPoint", "SID", "HostName");
     for session in &active {
         let info = session.info.clone().unwrap_or_default();
-        println!("{:>8}  {:<32}  {}", session.sid, info.host_name, info.mount_point);
+        println!("{:>8}  {:<32}  {}", session.sid, one_line(&info.host_name), one_line(&info.mount_point));
     }
     bail!("{} sessions are active, please disconnect them first", active.len());
 }

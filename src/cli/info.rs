@@ -2,6 +2,7 @@
 
 use super::control::{self, Answer};
 use crate::base::CHUNK_BYTES;
+use crate::base::fault::one_line;
 use anyhow::{Context as _, bail};
 use serde::Deserialize;
 use std::fmt::Write as _;
@@ -131,7 +132,7 @@ fn show(args: &Args, path: &Path) -> anyhow::Result<()> {
     if info.failed {
         bail!("info {title}: {}", info.reason);
     }
-    print!("{title} :\n{}", described(&info, args.raw));
+    print!("{} :\n{}", one_line(&title), described(&info, args.raw));
     Ok(())
 }
 
@@ -159,8 +160,8 @@ fn described(info: &Info, raw: bool) -> String {
     line("size", both(summary.size));
     match &info.paths[..] {
         [] => line("path", "unknown".into()),
-        [path] => line("path", path.clone()),
-        paths => line("paths", paths.iter().map(|path| format!("\n\t{path}")).collect()),
+        [path] => line("path", one_line(path).into_owned()),
+        paths => line("paths", paths.iter().map(|path| format!("\n\t{}", one_line(path))).collect()),
     }
     let tag = if info.tier.tag.is_empty() { String::new() } else { format!("tag: {}", info.tier.tag) };
     line("tier", format!("{}->{} {tag}", info.tier.id, info.tier.storage_class));
@@ -288,5 +289,8 @@ mod tests {
         let text = described(&info, true);
         assert!(text.contains("  paths: \n\t/a\n\t/b\n"), "{text}");
         assert!(text.contains(" length: 0 Bytes\n"), "{text}");
+        let info: Info = serde_json::from_str(r#"{"Ino":7,"Paths":["/a\nb\u001b[31m"]}"#).unwrap();
+        let text = described(&info, true);
+        assert!(text.contains("   path: /a\\nb\\u{1b}[31m\n"), "{text}");
     }
 }

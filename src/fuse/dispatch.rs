@@ -207,7 +207,11 @@ impl Dispatcher {
                 let (caller, name) = (self.caller(origin), Name::entry(name));
                 Box::pin(async move {
                     match this.vfs.lookup(&caller, parent, &name?).await {
-                        Ok(entry) => Ok(this.answer_entry(entry)),
+                        Ok(found) => {
+                            let mut node = this.node(found.entry.ino, found.entry.attr);
+                            node.belief = node.belief.after(found.age);
+                            Ok(Answer::Node(node))
+                        }
                         Err(Stop::Errno(Errno::ENOENT)) if !this.settings.negative.is_zero() => {
                             Ok(Answer::NoNode(this.settings.negative))
                         }

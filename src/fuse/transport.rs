@@ -248,6 +248,11 @@ pub struct Belief {
 }
 
 impl Belief {
+    /// Of an answer that is so old already.
+    pub fn after(self, age: Duration) -> Belief {
+        Belief { attr: self.attr.saturating_sub(age), entry: self.entry.saturating_sub(age) }
+    }
+
     /// For replies that carry one time-out for both.
     pub fn joined(self) -> Duration {
         self.attr.min(self.entry)

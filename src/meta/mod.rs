@@ -119,6 +119,8 @@ pub struct Meta {
     reclaim: reclaim::ReclaimQueue,
     plock_notes: ops::plock::LockNotes,
     flock_notes: ops::plock::LockNotes,
+    /// Commits of this client that were or may have been applied.
+    commits: AtomicU64,
 }
 
 impl Meta {
@@ -140,6 +142,7 @@ impl Meta {
             reclaim: reclaim::ReclaimQueue::default(),
             plock_notes: ops::plock::LockNotes::default(),
             flock_notes: ops::plock::LockNotes::default(),
+            commits: AtomicU64::new(0),
         })
     }
 
@@ -173,6 +176,12 @@ impl Meta {
         SessionId(self.session.load(Ordering::Acquire))
     }
 
+    /// How many changes this client has made so far, those included of which it is not known whether they were applied.
+    /// What was read before the count moved may be older than what this client has been told since.
+    pub fn commits(&self) -> u64 {
+        self.commits.load(Ordering::Acquire)
+    }
+
     /// Runs one operation to its end.
     pub(crate) async fn run<O: Operation>(&self, op: &O) -> Outcome<O::Output> {
         self.run_reporting(op).await.map(|(output, _)| output)
@@ -182,7 +191,7 @@ impl Meta {
     pub(crate) async fn run_reporting<O: Operation>(&self, op: &O) -> Outcome<(O::Output, Committed)> {
         // Boxed, so that the future of an operation is no part of the types of all who call it.
         let driven: BoxFuture<'_, Outcome<txn::Done<O::Output>>> =
-            Box::pin(txn::drive(&*self.engine, || self.clock.now(), op));
+            Box::pin(txn::drive(&*self.engine, || self.clock.now(), op, &self.commits));
         let done = driven.await?;
         self.usage.committed(done.usage);
         Ok((done.output, done.committed))

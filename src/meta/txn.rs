@@ -20,7 +20,7 @@ use crate::base::{
 use bytes::Bytes;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -66,13 +66,19 @@ pub struct Done<T> {
     pub usage: Usage,
 }
 
-/// Runs an operation to its end: the only retry loop of the metadata layer.
-pub async fn drive<O: Operation>(engine: &dyn Engine, now: impl Fn() -> Timestamp, op: &O) -> Outcome<Done<O::Output>> {
+/// Runs an operation to its end: the only retry loop of the metadata layer. Every commit that was or may have been
+/// applied is counted in `commits` before anything else is made of it.
+pub async fn drive<O: Operation>(
+    engine: &dyn Engine,
+    now: impl Fn() -> Timestamp,
+    op: &O,
+    commits: &AtomicU64,
+) -> Outcome<Done<O::Output>> {
     let mut first_conflict = None;
     let mut conflicts = 0u32;
     let mut faults = Faults::default();
     loop {
-        match attempt(engine, now(), op).await {
+        match attempt(engine, now(), op, commits).await {
             Ok(done) => return Ok(done),
             Err(Failed::Conflict) => {
                 conflicts += 1;
@@ -107,7 +113,12 @@ enum Failed {
     Stop(Stop),
 }
 
-async fn attempt<O: Operation>(engine: &dyn Engine, now: Timestamp, op: &O) -> Result<Done<O::Output>, Failed> {
+async fn attempt<O: Operation>(
+    engine: &dyn Engine,
+    now: Timestamp,
+    op: &O,
+    commits: &AtomicU64,
+) -> Result<Done<O::Output>, Failed> {
     let mut tx = Tx::new(engine, now);
     let output = match op.run(&mut tx).await {
         Ok(output) => output,
@@ -120,7 +131,11 @@ async fn attempt<O: Operation>(engine: &dyn Engine, now: Timestamp, op: &O) -> R
         return Ok(Done { output, committed: Committed::default(), usage: Usage::default() });
     };
     let usage = Usage::changed_by(&batch.changes);
-    match txn.commit(batch).await {
+    let committed = txn.commit(batch).await;
+    if !matches!(committed, Err(EngineError::Conflict)) {
+        commits.fetch_add(1, Ordering::AcqRel);
+    }
+    match committed {
         Ok(committed) => Ok(Done { output, committed, usage }),
         Err(EngineError::Conflict) => Err(Failed::Conflict),
         Err(EngineError::Undetermined(fault)) => Err(Failed::Undetermined(fault, usage)),

@@ -8,6 +8,7 @@ use crate::base::{Errno, Ino, Kind, Name, Outcome, Stop};
 use crate::meta::Caller;
 use crate::meta::ops::create::NewNode;
 use crate::meta::ops::rename::RenameMode;
+use crate::vfs::Found;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::fmt;
@@ -288,13 +289,13 @@ impl Process {
             9 | 10 => {
                 // Into and out of a directory of the shared one, if that is what the name stands for.
                 match self.call(up.vfs.lookup(&root, dir, &one)).await {
-                    Ok(entry) if entry.attr.is_dir() => {
+                    Ok(Found { entry, .. }) if entry.attr.is_dir() => {
                         let (from, to) = if action == 9 { (dir, entry.ino) } else { (entry.ino, dir) };
                         let how =
                             if self.random.random_bool(0.5) { RenameMode::Replace } else { RenameMode::NoReplace };
                         self.call(up.vfs.rename(&root, from, &other, to, &other, how)).await
                     }
-                    Ok(entry) => self.call(up.vfs.link(&root, entry.ino, dir, &other)).await.map(drop),
+                    Ok(Found { entry, .. }) => self.call(up.vfs.link(&root, entry.ino, dir, &other)).await.map(drop),
                     Err(failed) => Err(failed),
                 }
             }

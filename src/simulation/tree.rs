@@ -9,6 +9,7 @@ use crate::meta::Caller;
 use crate::meta::ops::attr::SetAttr;
 use crate::meta::ops::create::NewNode;
 use crate::meta::ops::rename::RenameMode;
+use crate::vfs::Found;
 use bytes::Bytes;
 use rand::Rng;
 use std::collections::{BTreeMap, BTreeSet};
@@ -142,7 +143,7 @@ impl Tree {
 async fn look(world: &World, up: &Up, place: &Place) -> Result<Option<(Ino, Kind, u32)>, Failed> {
     let name = name(&place.1);
     match call(world, up, up.vfs.lookup(&Caller::root(), place.0, &name)).await {
-        Ok(entry) => Ok(Some((entry.ino, entry.attr.kind, entry.attr.nlink))),
+        Ok(Found { entry, .. }) => Ok(Some((entry.ino, entry.attr.kind, entry.attr.nlink))),
         Err(Failed::Answer(Errno::ENOENT)) => Ok(None),
         Err(failed) => Err(failed),
     }

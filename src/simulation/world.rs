@@ -193,6 +193,8 @@ impl World {
             io_retries: 4,
             atime_mode: self.plan.atime,
             skip_dir_mtime: self.plan.skip_dir_mtime,
+            // Who asks here remembers nothing, so that every answer has to be true when it is given.
+            attr_cache: Duration::ZERO,
             ..ClientSettings::default()
         }
     }

@@ -40,7 +40,7 @@ fn is_due(mode: AtimeMode, attr: &Attr, now: Timestamp) -> bool {
 }
 
 impl Vfs {
-    fn keeps_atime(&self) -> bool {
+    pub(super) fn keeps_atime(&self) -> bool {
         self.settings.atime != AtimeMode::Never && !self.settings.read_only
     }
 

@@ -286,6 +286,7 @@ impl Client {
                 atime: settings.atime_mode,
                 max_readahead_bytes: settings.readahead_bytes(format.block_bytes()),
                 compactions_max: if settings.read_only { 0 } else { COMPACTIONS_MAX },
+                belief: settings.attr_cache.min(settings.entry_cache).min(settings.dir_entry_cache),
             },
         );
         let (exit, gone) = watch::channel(false);

@@ -1,7 +1,7 @@
 //! Open directories. A stream keeps what it has read from the metadata, so that the offsets it gave out stay valid
 //! however the directory changes meanwhile; going back to the start reads afresh, as rewinddir(3) asks.
 
-use crate::base::{Attr, Ino, Kind, Name, Outcome};
+use crate::base::{Attr, Errno, Ino, Kind, Name, Outcome};
 use crate::meta::Meta;
 use crate::meta::engine::Cursor;
 use std::collections::HashSet;
@@ -29,7 +29,6 @@ enum Progress {
 
 pub struct DirStream {
     dir: Ino,
-    parent: Ino,
     items: Vec<DirItem>,
     /// Names seen, kept from the second page on: hash-ordered engines may repeat an entry across pages.
     seen: Option<HashSet<Name>>,
@@ -37,8 +36,9 @@ pub struct DirStream {
 }
 
 impl DirStream {
-    pub fn new(dir: Ino, parent: Ino) -> DirStream {
-        DirStream { dir, parent, items: Vec::new(), seen: None, progress: Progress::Fresh }
+    /// Nothing is asked before the first read: it tells whether the directory is there.
+    pub fn new(dir: Ino) -> DirStream {
+        DirStream { dir, items: Vec::new(), seen: None, progress: Progress::Fresh }
     }
 
     /// Up to `limit` entries after `offset`; empty at the end. Offset 0 starts anew.
@@ -59,8 +59,6 @@ impl DirStream {
         self.items.clear();
         self.seen = None;
         self.progress = Progress::Fresh;
-        self.push(Name::stored(*b"."), self.dir, Kind::Directory, None);
-        self.push(Name::stored(*b".."), self.parent, Kind::Directory, None);
     }
 
     fn push(&mut self, name: Name, ino: Ino, kind: Kind, attr: Option<Attr>) {
@@ -75,7 +73,20 @@ impl DirStream {
             Progress::End => return Ok(()),
         };
         let first = after.is_none();
-        let page = meta.list(self.dir, after, PAGE_ENTRIES).await?;
+        let page = if first {
+            // What the directory is itself costs no trip of its own.
+            let (attr, page) = tokio::join!(meta.getattr(self.dir), meta.list(self.dir, None, PAGE_ENTRIES));
+            let attr = attr?;
+            if !attr.is_dir() {
+                return Err(Errno::ENOTDIR.into());
+            }
+            let page = page?;
+            self.push(Name::stored(*b"."), self.dir, Kind::Directory, None);
+            self.push(Name::stored(*b".."), attr.parent, Kind::Directory, None);
+            page
+        } else {
+            meta.list(self.dir, after, PAGE_ENTRIES).await?
+        };
         if !first && self.seen.is_none() {
             self.seen = Some(self.items.iter().map(|item| item.name.clone()).collect());
         }
@@ -119,7 +130,7 @@ mod tests {
             let changes = vec![Change::Put(Key::Dentry(Ino::ROOT, Name::stored(name)), entry)];
             txn.commit(Batch { guards: Vec::new(), changes }).await.unwrap();
         }
-        let mut stream = DirStream::new(Ino::ROOT, Ino::ROOT);
+        let mut stream = DirStream::new(Ino::ROOT);
         let items = stream.read(&meta, 0, 100).await.unwrap();
         let mut listed: Vec<&[u8]> = items.iter().skip(2).map(|item| item.name.as_bytes()).collect();
         listed.sort_unstable();

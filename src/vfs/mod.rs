@@ -8,6 +8,7 @@
 //! fsync here and open there (close-to-open). Operations run to their end once begun: whoever waits for one may give
 //! up waiting, the operation itself is not dropped.
 
+pub mod ahead;
 pub mod atime;
 pub mod client;
 pub mod compact;
@@ -27,13 +28,16 @@ use crate::base::Ino;
 use crate::chunk::ChunkStore;
 use crate::config::client::AtimeMode;
 use crate::meta::Meta;
+use ahead::Ahead;
 use compact::Compactions;
 use file::Files;
 use handle::Handles;
 use seen::{SeenFiles, Stamp};
 use std::future::Future;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
+pub use ahead::Found;
 pub use dirs::DirItem;
 pub use handle::Handle;
 
@@ -49,6 +53,8 @@ pub struct VfsSettings {
     pub atime: AtimeMode,
     /// Slices compacted in the background at a time; 0 for none.
     pub compactions_max: usize,
+    /// How long whoever looks names up believes the answers; zero for always asking.
+    pub belief: Duration,
 }
 
 /// What open answers.
@@ -89,6 +95,8 @@ pub struct Vfs {
     files: Files,
     /// Files that were open here before: the kernel's pages of those that were not seen otherwise since are still good.
     opened_before: SeenFiles,
+    /// Directories whose files are looked up one after the other.
+    ahead: Ahead,
     compactions: Compactions,
     runtime: tokio::runtime::Handle,
     me: Weak<Vfs>,
@@ -99,6 +107,7 @@ impl Vfs {
     pub fn new(meta: Arc<Meta>, data: ChunkStore, settings: VfsSettings) -> Arc<Vfs> {
         Arc::new_cyclic(|me| Vfs {
             compactions: Compactions::new(settings.compactions_max),
+            ahead: Ahead::new(settings.belief),
             meta,
             data,
             settings,
@@ -142,7 +151,8 @@ impl Vfs {
         self.handles.len()
     }
 
-    /// Work that nobody waits for. It is bounded by what starts it: one commit per file, one read-ahead per read.
+    /// Work that nobody waits for. It is bounded by what starts it: one commit per file, one
+    /// read-ahead per read or directory.
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.runtime.spawn(work);
     }

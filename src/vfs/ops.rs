@@ -1,5 +1,6 @@
 //! The operations of a mounted volume. Most are the metadata's own; those that touch open files complete them.
 
+use super::ahead::{Begun, Found, LISTING_MAX, Read};
 use super::dirs::{DirItem, DirStream};
 use super::file::File;
 use super::handle::{DirHandle, FileHandle, Handle, Open};
@@ -12,10 +13,12 @@ use crate::meta::ops::attr::SetAttr;
 use crate::meta::ops::create::NewNode;
 use crate::meta::ops::rename::RenameMode;
 use crate::meta::ops::xattr::XattrMode;
+use crate::meta::record::Dentry;
 use crate::meta::usage::StatFs;
 use crate::meta::{Caller, Entry};
 use bytes::Bytes;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// Longest symlink target that FUSE can carry, in bytes.
 const SYMLINK_BYTES_MAX: usize = 4095;
@@ -27,19 +30,36 @@ const READDIR_ENTRIES: usize = 256;
 const LOOKS_MAX: usize = 3;
 
 impl Vfs {
-    pub async fn lookup(&self, caller: &Caller, parent: Ino, name: &Name) -> Outcome<Entry> {
-        let mut entry = self.meta.lookup(caller, parent, name).await?;
+    pub async fn lookup(&self, caller: &Caller, parent: Ino, name: &Name) -> Outcome<Found> {
+        let mut found = match self.find_ahead(caller, parent, name) {
+            Some(found) => found,
+            None => {
+                let commits = self.meta.commits();
+                let entry = self.meta.lookup(caller, parent, name).await?;
+                self.ahead.asked(entry.ino);
+                if let Some(begun) = self.ahead.looked_up(parent, commits) {
+                    self.spawn(read_ahead(self.me.clone(), parent, begun));
+                }
+                Found { entry, age: Duration::ZERO }
+            }
+        };
         // The file was not known before the lookup, so its version is not either; only pending data is added.
-        if let Some(file) = self.files.get(entry.ino) {
-            file.complete(&mut entry.attr);
+        if let Some(file) = self.files.get(found.entry.ino) {
+            file.complete(&mut found.entry.attr);
         }
-        Ok(entry)
+        Ok(found)
+    }
+
+    fn find_ahead(&self, caller: &Caller, parent: Ino, name: &Name) -> Option<Found> {
+        // Whether the caller may search the directory is not in its listing.
+        if caller.check { None } else { self.ahead.find(parent, name, self.meta.commits()) }
     }
 
     pub async fn getattr(&self, ino: Ino) -> Outcome<Attr> {
         let file = self.files.get(ino);
         let version = file.as_ref().map(|file| file.version());
         let mut attr = self.meta.getattr(ino).await?;
+        self.ahead.asked(ino);
         if let (Some(file), Some(version)) = (file, version) {
             file.observe(&mut attr, version);
         }
@@ -210,6 +230,7 @@ impl Vfs {
     async fn check_open(&self, caller: &Caller, file: &File, flags: i32) -> Outcome<(Stamp, Attr)> {
         let version = file.version();
         let mut attr = self.meta.check_open(caller, file.ino, flags).await?;
+        self.ahead.asked(file.ino);
         if flags & libc::O_ACCMODE != libc::O_WRONLY {
             self.accessed(file.ino, &mut attr).await;
         }
@@ -343,12 +364,12 @@ impl Vfs {
     }
 
     pub async fn opendir(&self, _caller: &Caller, ino: Ino) -> Outcome<Opened> {
-        let mut attr = self.meta.getattr(ino).await?;
-        if !attr.is_dir() {
-            return Err(Errno::ENOTDIR.into());
+        // The first read looks at the directory; it is asked for here only for its time of access.
+        if self.keeps_atime() {
+            let mut attr = self.meta.getattr(ino).await?;
+            self.accessed(ino, &mut attr).await;
         }
-        self.accessed(ino, &mut attr).await;
-        let stream = tokio::sync::Mutex::new(DirStream::new(ino, attr.parent));
+        let stream = tokio::sync::Mutex::new(DirStream::new(ino));
         let handle = self.handles.insert(Open::Dir(Arc::new(DirHandle { ino, stream })));
         Ok(Opened { handle, keep_cache: false, direct_io: false, seen: None })
     }
@@ -362,6 +383,7 @@ impl Vfs {
         let mut stream = dir.stream.lock().await;
         let mut items = stream.read(&self.meta, offset, READDIR_ENTRIES).await?.to_vec();
         drop(stream);
+        self.ahead.listed(ino);
         for item in &mut items {
             if let (Some(attr), Some(file)) = (&mut item.attr, self.files.get(item.ino)) {
                 file.complete(attr);
@@ -421,5 +443,32 @@ impl Vfs {
 
     pub async fn access(&self, caller: &Caller, ino: Ino, mask: u8) -> Outcome<()> {
         self.meta.access(caller, ino, mask).await
+    }
+}
+
+/// Reads a directory whose files are being looked up one by one. Nobody waits for it.
+async fn read_ahead(vfs: Weak<Vfs>, dir: Ino, begun: Begun) {
+    let lifetime = {
+        let Some(vfs) = vfs.upgrade() else { return };
+        let read = match vfs.meta.list(dir, None, LISTING_MAX).await {
+            Ok(page) if page.next.is_some() => Read::TooMuch,
+            Ok(page) => {
+                // An entry whose node is missing has nothing to answer with.
+                let node = |(name, dentry, attr): (Name, Dentry, Option<Attr>)| {
+                    Some((name, Entry { ino: dentry.ino, attr: attr? }))
+                };
+                Read::All(page.entries.into_iter().filter_map(node).collect())
+            }
+            Err(stop) => {
+                tracing::debug!(%dir, "not read ahead: {stop}");
+                Read::Nothing
+            }
+        };
+        vfs.ahead.put(dir, begun, read);
+        vfs.ahead.lifetime()
+    };
+    tokio::time::sleep(lifetime).await;
+    if let Some(vfs) = vfs.upgrade() {
+        vfs.ahead.tidy();
     }
 }

@@ -32,6 +32,16 @@ async fn volume_on(engine: Arc<dyn Engine>) -> Arc<Vfs> {
 }
 
 async fn client_on(engine: Arc<dyn Engine>, objects: Arc<MemStore>, clock: SharedClock) -> Arc<Vfs> {
+    client_believing(engine, objects, clock, Duration::ZERO).await
+}
+
+/// A client of a kernel that believes names and attributes for so long.
+pub(super) async fn client_believing(
+    engine: Arc<dyn Engine>,
+    objects: Arc<MemStore>,
+    clock: SharedClock,
+    belief: Duration,
+) -> Arc<Vfs> {
     let rules = Rules { trash_days: 0, capacity_bytes: 0, inodes_max: 0, acl: false, dir_stats: true };
     let settings = MetaSettings { read_only: false, skip_dir_mtime: Duration::ZERO };
     let meta = Meta::new(engine, clock, settings, rules);
@@ -46,6 +56,7 @@ async fn client_on(engine: Arc<dyn Engine>, objects: Arc<MemStore>, clock: Share
         max_readahead_bytes: 4 << 20,
         atime: AtimeMode::Never,
         compactions_max: 1,
+        belief,
     };
     Vfs::new(meta, data, settings)
 }

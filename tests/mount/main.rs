@@ -45,7 +45,27 @@ macro_rules! on_all_volumes {
     };
 }
 
+/// Tests of our mount beside the peer's, each on Redis and on SQLite, the volumes formatted with the options named.
+macro_rules! on_both_engines {
+    ($($name:ident: $format:expr;)*) => {
+        $(mod $name {
+            use super::*;
+
+            #[test]
+            fn redis() {
+                prepared(&["redis-server"]).then(|| super::$name(&Volume::format(Engine::Redis, Store::File, &$format)));
+            }
+
+            #[test]
+            fn sqlite() {
+                prepared(&[]).then(|| super::$name(&Volume::format(Engine::Sqlite, Store::File, &$format)));
+            }
+        })*
+    };
+}
+
 mod both;
+mod both_trees;
 mod cells;
 mod exerciser;
 mod faults;
@@ -55,6 +75,7 @@ mod life;
 mod peer;
 mod posix;
 mod proxy;
+mod recount;
 mod several;
 mod tools;
 mod traps;

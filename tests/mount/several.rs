@@ -2,6 +2,7 @@
 //! right, and one that was away for too long does no harm when it comes back.
 
 use crate::harness::{Engine, Store, Volume, ready, run};
+use crate::recount::statistics_are_exact;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::fs::{self, File, OpenOptions};
@@ -219,17 +220,12 @@ fn four_mounts_contend_for_one_directory() {
             mount.umount();
         }
         is_whole(&volume);
-        // The statistics of the directory are those of a recount, and so is the usage of the volume.
-        let mount = volume.mount(&[]);
-        let info = volume.sluice(&["info", &mount.path("shared").display().to_string()]);
-        let recount = volume.sluice(&["info", "--strict", &mount.path("shared").display().to_string()]);
-        assert_eq!(info, recount, "{engine:?}");
-        mount.umount();
+        statistics_are_exact(&volume);
     }
 }
 
 /// Answers how many operations were done. What may be: the name is there or is not, or is another kind by now.
-fn contend(dir: &Path, worker: u64, names: u64, end: Instant) -> usize {
+pub fn contend(dir: &Path, worker: u64, names: u64, end: Instant) -> usize {
     let mut source = StdRng::seed_from_u64(worker);
     let mut random = |below: u64| source.random_range(0..below);
     let mut done = 0;

@@ -48,6 +48,10 @@ static COMMIT_SHA: LazyLock<String> = LazyLock::new(|| Script::new(COMMIT).get_h
 static LOOKUP: &str = include_str!("lookup.lua");
 static LOOKUP_SHA: LazyLock<String> = LazyLock::new(|| Script::new(LOOKUP).get_hash().to_owned());
 
+/// One trip instead of two: most directories are small.
+static LIST: &str = include_str!("list.lua");
+static LIST_SHA: LazyLock<String> = LazyLock::new(|| Script::new(LIST).get_hash().to_owned());
+
 /// A removal first, of nothing: see step `o` of the commit.
 static ALLOCATE: &str = "redis.call('HDEL', KEYS[2], '') return redis.call('INCRBY', KEYS[1], ARGV[1])";
 

@@ -16,6 +16,8 @@ use redis::{Pipeline, Value};
 const PAGE_MAX: usize = 10_000;
 /// Attributes per MGET (`spec/metadata.md` 2.6).
 const MGET_MAX: usize = 4096;
+/// Entries of a directory that comes whole, by a script: as many as keep the server as long as a few commands do.
+const SMALL_MAX: usize = 1000;
 /// Directories whose entries are read side by side by `Scan::AllDentries`.
 const DIRS_AT_ONCE: usize = 128;
 
@@ -63,25 +65,57 @@ pub(super) async fn page(
     }
 }
 
-/// The directory's entries, then their attributes: two trips.
+/// The directory's entries, then their attributes: two trips, or one for a small directory.
 pub(super) async fn plus_page(
     connection: &Connection,
     dir: Ino,
     after: Option<&Cursor>,
     limit: usize,
 ) -> EngineResult<PlusPage> {
+    if after.is_none()
+        && let Some(page) = small(connection, dir, limit).await?
+    {
+        return Ok(page);
+    }
     let Page { rows, next } = dentries(connection, dir, after, limit.clamp(1, PAGE_MAX)).await?;
-    let entries: Vec<(Name, Dentry)> = rows
-        .into_iter()
-        .filter_map(|row| match row {
-            (Key::Dentry(_, name), Record::Dentry(dentry)) => Some((name, dentry)),
-            _ => None,
-        })
-        .collect();
+    let entries = named(rows);
     let inodes: Vec<Ino> = entries.iter().map(|(_, dentry)| dentry.ino).collect();
     let attrs = attrs_of(connection, &inodes).await?;
     let entries = entries.into_iter().zip(attrs).map(|((name, dentry), attr)| (name, dentry, attr)).collect();
     Ok(PlusPage { entries, next })
+}
+
+/// A whole directory in one trip; nothing when it is not small.
+async fn small(connection: &Connection, dir: Ino, limit: usize) -> EngineResult<Option<PlusPage>> {
+    let (key, most) = (dir_key(dir), text!("{}", limit.min(SMALL_MAX)));
+    let by = |name, script: &str| command(name, &[script.as_bytes(), b"1", key.as_bytes(), most.as_bytes()]);
+    let answer = connection.query_script(&by("EVALSHA", &super::LIST_SHA), || by("EVAL", super::LIST)).await?;
+    let (items, attrs) = match answer {
+        Value::Nil => return Ok(None),
+        Value::Array(mut parts) if parts.len() == 2 => match (parts.pop(), parts.pop()) {
+            (Some(Value::Array(attrs)), Some(items)) => (items, attrs),
+            _ => return Err(connection.odd_reply("list")),
+        },
+        _ => return Err(connection.odd_reply("list")),
+    };
+    let mut rows = Vec::with_capacity(attrs.len());
+    entries_of(dir, items, &mut rows).ok_or_else(|| connection.odd_reply("list"))??;
+    if rows.len() != attrs.len() {
+        return Err(connection.odd_reply("list"));
+    }
+    let entry = |((name, dentry), value): ((Name, Dentry), Value)| {
+        Ok((name, dentry, attr_in(connection, dentry.ino, Some(value))?))
+    };
+    let entries = named(rows).into_iter().zip(attrs).map(entry).collect::<EngineResult<_>>()?;
+    Ok(Some(PlusPage { entries, next: None }))
+}
+
+fn named(rows: Vec<(Key, Record)>) -> Vec<(Name, Dentry)> {
+    let named = |row| match row {
+        (Key::Dentry(_, name), Record::Dentry(dentry)) => Some((name, dentry)),
+        _ => None,
+    };
+    rows.into_iter().filter_map(named).collect()
 }
 
 /// Removes the keys of the volume, and no others.
@@ -315,13 +349,17 @@ async fn attrs_of(connection: &Connection, inodes: &[Ino]) -> EngineResult<Vec<O
         Value::Array(values) => values,
         other => vec![other],
     });
-    let attr = |ino: &Ino| match values.next() {
+    inodes.iter().map(|ino| attr_in(connection, *ino, values.next())).collect()
+}
+
+/// Attributes as MGET answers them.
+fn attr_in(connection: &Connection, ino: Ino, value: Option<Value>) -> EngineResult<Option<Attr>> {
+    match value {
         Some(Value::Nil) => Ok(None),
-        Some(Value::BulkString(bytes)) => Attr::decode(&bytes).map(Some).ok_or_else(|| corrupt(&Key::Attr(*ino))),
+        Some(Value::BulkString(bytes)) => Attr::decode(&bytes).map(Some).ok_or_else(|| corrupt(&Key::Attr(ino))),
         Some(Value::ServerError(error)) => Err(super::conn::server_fault(&error, "read attributes").into()),
         _ => Err(connection.odd_reply("read attributes")),
-    };
-    inodes.iter().map(attr).collect()
+    }
 }
 
 async fn deleted_files(connection: &Connection, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {

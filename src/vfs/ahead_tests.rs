@@ -1,0 +1,226 @@
+use super::*;
+use crate::base::Mode;
+use crate::meta::Caller;
+use crate::meta::engine::counting::CountingEngine;
+use crate::meta::engine::mem::MemEngine;
+use crate::meta::ops::attr::SetAttr;
+use crate::object::mem::MemStore;
+use crate::util::clock::SystemClock;
+use crate::vfs::Vfs;
+use crate::vfs::tests::client_believing;
+use rand::{Rng, SeedableRng};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const BELIEF: Duration = Duration::from_secs(1);
+
+async fn client(engine: &Arc<CountingEngine>, belief: Duration) -> Arc<Vfs> {
+    client_believing(engine.clone(), Arc::new(MemStore::new()), Arc::new(SystemClock), belief).await
+}
+
+fn engine() -> Arc<CountingEngine> {
+    Arc::new(CountingEngine::new(Arc::new(MemEngine::default())))
+}
+
+fn name(number: usize) -> Name {
+    Name::stored(format!("f{number}").into_bytes())
+}
+
+async fn create(vfs: &Vfs, number: usize, mode: Mode) -> Ino {
+    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL;
+    let made = vfs.create(&Caller::root(), Ino::ROOT, &name(number), mode, 0, flags).await;
+    let (entry, opened) = made.expect("made");
+    vfs.release(entry.ino, opened.handle).await.expect("closed");
+    entry.ino
+}
+
+async fn look(vfs: &Vfs, number: usize) -> Option<Found> {
+    let found = vfs.lookup(&Caller::root(), Ino::ROOT, &name(number)).await;
+    // Listings are read in tasks of their own.
+    for _ in 0..8 {
+        tokio::task::yield_now().await;
+    }
+    found.ok()
+}
+
+/// Whether a lookup asks the metadata.
+async fn asks(vfs: &Vfs, engine: &CountingEngine, number: usize) -> bool {
+    engine.take();
+    look(vfs, number).await.expect("there");
+    engine.take().total() > 0
+}
+
+#[tokio::test(start_paused = true)]
+async fn going_through_a_directory_by_name_takes_few_trips() {
+    const FILES: usize = 300;
+    for (belief, at_most) in [(BELIEF, WORTH_FIRST as u64 + 1), (Duration::ZERO, FILES as u64)] {
+        let engine = engine();
+        let (writer, reader) = (client(&engine, belief).await, client(&engine, belief).await);
+        let mut inodes = Vec::new();
+        for number in 0..FILES {
+            inodes.push(create(&writer, number, 0o600).await);
+        }
+        engine.take();
+        for (number, ino) in inodes.iter().enumerate() {
+            let found = look(&reader, number).await.expect("there");
+            assert_eq!(found.entry.ino, *ino);
+        }
+        assert_eq!(engine.take().total(), at_most, "{belief:?}");
+        for (number, ino) in inodes.iter().enumerate() {
+            let (found, attr) = (look(&reader, number).await.expect("there"), reader.meta().getattr(*ino).await);
+            assert_eq!(Some(found.entry.attr), attr.ok());
+        }
+    }
+}
+
+/// Two clients on one directory. Each sees its own changes at once, those of the other one within the belief that is
+/// left to the answer, and never goes back.
+#[tokio::test(start_paused = true)]
+async fn answers_are_as_old_as_they_say_at_most() {
+    const NAMES: usize = 24;
+    let seed: u64 = rand::random();
+    println!("seed {seed}");
+    let mut random = rand::rngs::StdRng::seed_from_u64(seed);
+    let engine = engine();
+    let clients = [client(&engine, BELIEF).await, client(&engine, BELIEF).await];
+    // What the directory was since when, and who changed it. A mode is a version: each is used once for an inode.
+    type State = BTreeMap<usize, (Ino, Mode)>;
+    let mut states: Vec<(Instant, State)> = vec![(Instant::now(), State::new())];
+    let mut own = [0; 2];
+    // What each was told of a node.
+    let mut told: [HashMap<Ino, Mode>; 2] = Default::default();
+    let (mut from_listing, mut old) = (0, 0);
+    for _ in 0..4000 {
+        if random.random_bool(0.3) {
+            tokio::time::advance(Duration::from_millis(random.random_range(1..60))).await;
+        }
+        let (who, number) = (random.random_range(0..2), random.random_range(0..NAMES));
+        let vfs = &clients[who];
+        let mut now = states.last().expect("the first one").1.clone();
+        if random.random_bool(0.03) {
+            match now.get(&number).copied() {
+                None => {
+                    let ino = create(vfs, number, 1).await;
+                    now.insert(number, (ino, 1));
+                }
+                Some((ino, mode)) if random.random_bool(0.7) => {
+                    let set = SetAttr { mode: Some(mode + 1), ..SetAttr::default() };
+                    vfs.setattr(&Caller::root(), ino, None, None, &set).await.expect("changed");
+                    now.insert(number, (ino, mode + 1));
+                }
+                Some(_) => {
+                    vfs.unlink(&Caller::root(), Ino::ROOT, &name(number)).await.expect("removed");
+                    now.remove(&number);
+                }
+            }
+            own[who] = states.len();
+            states.push((Instant::now(), now));
+            continue;
+        }
+        if random.random_bool(0.02)
+            && let Some((ino, mode)) = now.get(&number)
+        {
+            assert_eq!(vfs.getattr(*ino).await.expect("there").mode, *mode);
+            told[who].insert(*ino, *mode);
+            continue;
+        }
+        engine.take();
+        let found = look(vfs, number).await;
+        let asked = engine.take().total() > 0;
+        let age = found.map_or(Duration::ZERO, |found| found.age);
+        assert!(age < BELIEF);
+        from_listing += usize::from(!asked);
+        let found = found.map(|found| (found.entry.ino, found.entry.attr.mode));
+        // The states that there were within the age of the answer, and since the client's own last change.
+        let since = Instant::now() - age;
+        let first = match asked {
+            true => states.len() - 1,
+            false => states.partition_point(|(at, _)| *at < since).saturating_sub(1).max(own[who]),
+        };
+        let allowed = |state: &State| state.get(&number).copied() == found;
+        let from_now = states[first..].iter().rposition(|(_, state)| allowed(state));
+        assert!(from_now.is_some(), "f{number} is {found:?} after {age:?}: {:?}", &states[first..]);
+        old += usize::from(from_now != Some(states.len() - 1 - first));
+        if let Some((ino, mode)) = found {
+            let before = told[who].insert(ino, mode);
+            assert!(before.is_none_or(|before| before <= mode), "went back from {before:?} to {mode}");
+        }
+    }
+    // Else nothing was tried.
+    assert!(from_listing > 100, "{from_listing} answers from listings");
+    println!("{from_listing} answers from listings, {old} of them older than the last change");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_listing_that_is_not_used_makes_the_next_one_dearer() {
+    let engine = engine();
+    let reader = client(&engine, BELIEF).await;
+    for number in 0..2000 {
+        create(&reader, number, 0o600).await;
+    }
+    for round in 0..3 {
+        let mut asked = 0;
+        // Always the same ones: each listing answers at most a few times.
+        while asks(&reader, &engine, asked % 4).await {
+            asked += 1;
+        }
+        assert_eq!(asked, WORTH_FIRST << round);
+        tokio::time::advance(BELIEF).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_large_directory_is_left_alone() {
+    let ahead = Ahead::new(BELIEF);
+    let dir = Ino(9);
+    let begins = |times: usize| (0..times).find_map(|_| ahead.looked_up(dir, 0));
+    let begun = begins(WORTH_FIRST).expect("worth it");
+    assert!(begins(1000).is_none(), "it is being read");
+    ahead.put(dir, begun, Read::TooMuch);
+    tokio::time::advance(TOO_LARGE_FOR - Duration::from_millis(1)).await;
+    assert!(begins(1000).is_none(), "it is left alone");
+    ahead.tidy();
+    assert!(begins(1000).is_none(), "it is left alone");
+    tokio::time::advance(Duration::from_millis(1)).await;
+    let begun = begins(WORTH_FIRST).expect("worth another try");
+    // Another one was begun meanwhile: this one comes too late.
+    ahead.listed(dir);
+    let again = begins(WORTH_FIRST).expect("worth it");
+    let node = Entry { ino: Ino(10), attr: crate::meta::ops::lookup::stub(crate::base::Kind::File) };
+    let nodes = || Read::All(HashMap::from([(name(1), node)]));
+    ahead.put(dir, begun, nodes());
+    assert_eq!(ahead.find(dir, &name(1), 0), None);
+    ahead.put(dir, again, nodes());
+    assert_eq!(ahead.find(dir, &name(1), 0).map(|found| found.entry), Some(node));
+    assert_eq!(ahead.find(dir, &name(2), 0), None);
+    assert_eq!(ahead.find(dir, &name(1), 1), None, "this client has changed something");
+    ahead.asked(node.ino);
+    assert_eq!(ahead.find(dir, &name(1), 0), None, "it was asked for since");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_kept_is_bounded() {
+    let ahead = Ahead::new(BELIEF);
+    for dir in 0..5000 {
+        for _ in 0..WORTH_FIRST {
+            if let Some(begun) = ahead.looked_up(Ino(dir), 0) {
+                let node = Entry { ino: Ino(10), attr: crate::meta::ops::lookup::stub(crate::base::Kind::File) };
+                let nodes = (0..LISTING_MAX / 4).map(|number| (name(number), node)).collect();
+                ahead.put(Ino(dir), begun, Read::All(nodes));
+            }
+        }
+        ahead.asked(Ino(dir));
+    }
+    for ino in 0..3 * ENTRIES_MAX as u64 {
+        ahead.asked(Ino(ino));
+    }
+    {
+        let state = ahead.state.lock();
+        assert!(state.dirs.len() <= DIRS_MAX && state.asked.iter().all(|asked| asked.len() <= ENTRIES_MAX));
+        assert!(state.dirs.values().map(|dir| dir.listing.len()).sum::<usize>() <= ENTRIES_MAX);
+    }
+    tokio::time::advance(TOO_LARGE_FOR).await;
+    ahead.tidy();
+    let state = ahead.state.lock();
+    assert!(state.dirs.is_empty() && state.asked.iter().all(HashSet::is_empty));
+}
