@@ -17,7 +17,8 @@ import os, stat
 said = os.statvfs(".")
 nodes = {}
 for top, dirs, files in list(os.walk(".")) + list(os.walk(".trash")):
-    for name in dirs + files:
+    # What a mount adds to the root is not in the volume.
+    for name in (n for n in dirs + files if top != "." or n[0] != "."):
         s = os.lstat(os.path.join(top, name))
         nodes[s.st_ino] = max(-(-s.st_size // 4096), 1) if stat.S_ISREG(s.st_mode) else 1
 print((said.f_blocks - said.f_bfree) * said.f_frsize, said.f_files - said.f_ffree, sum(nodes.values()) * 4096, len(nodes))
