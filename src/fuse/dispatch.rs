@@ -118,12 +118,7 @@ impl Dispatcher {
     pub fn serve<R: Reply>(self: &Arc<Self>, origin: Origin, request: Request<'_>, reply: R) {
         let _runtime = self.attendant.enter();
         let mut trace = Trace::new(origin, trace::operation(&request), inode_of(&request));
-        // Looking for a virtual file is not what a reader of the log wants to see.
-        let virtual_lookup = match request {
-            Request::Lookup { parent, name } => self.control.find(parent, name).is_some(),
-            _ => false,
-        };
-        if self.attendant.wants_text() && !virtual_lookup {
+        if self.attendant.wants_text() && !self.is_virtual(&request) {
             trace.arguments = Some(trace::arguments(&request));
         }
         if let Request::Write { ino, handle, offset, data } = request
@@ -134,6 +129,15 @@ impl Dispatcher {
             return self.attendant.finish(trace, reply, outcome.map(Answer::Written));
         }
         self.attendant.attend(trace, self.work(origin, request), reply);
+    }
+
+    /// Whether it is about a virtual file. A reader of the access log does not want to see that, least of all its own
+    /// reading, of which there would be no end.
+    fn is_virtual(&self, request: &Request<'_>) -> bool {
+        match request {
+            Request::Lookup { parent, name } => self.control.find(*parent, name).is_some(),
+            request => inode_of(request).is_some_and(|ino| self.control.owns(ino)),
+        }
     }
 
     /// Who asks, in the words of the metadata. Groups are looked up only when we judge: with the kernel judging they
@@ -207,11 +211,7 @@ impl Dispatcher {
                 let (caller, name) = (self.caller(origin), Name::entry(name));
                 Box::pin(async move {
                     match this.vfs.lookup(&caller, parent, &name?).await {
-                        Ok(found) => {
-                            let mut node = this.node(found.entry.ino, found.entry.attr);
-                            node.belief = node.belief.after(found.age);
-                            Ok(Answer::Node(node))
-                        }
+                        Ok(found) => Ok(Answer::Node(this.node(found.entry.ino, found.entry.attr).aged(found.age))),
                         Err(Stop::Errno(Errno::ENOENT)) if !this.settings.negative.is_zero() => {
                             Ok(Answer::NoNode(this.settings.negative))
                         }
@@ -220,8 +220,8 @@ impl Dispatcher {
                 })
             }
             Request::GetAttr { ino, .. } => Box::pin(async move {
-                let attr = this.vfs.getattr(ino).await?;
-                Ok(Answer::Attr(this.node(ino, attr)))
+                let (attr, age) = this.vfs.getattr_for_kernel(ino).await?;
+                Ok(Answer::Attr(this.node(ino, attr).aged(age)))
             }),
             Request::SetAttr { ino, handle, changes } => {
                 let caller = self.caller(origin);

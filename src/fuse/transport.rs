@@ -248,11 +248,6 @@ pub struct Belief {
 }
 
 impl Belief {
-    /// Of an answer that is so old already.
-    pub fn after(self, age: Duration) -> Belief {
-        Belief { attr: self.attr.saturating_sub(age), entry: self.entry.saturating_sub(age) }
-    }
-
     /// For replies that carry one time-out for both.
     pub fn joined(self) -> Duration {
         self.attr.min(self.entry)
@@ -265,6 +260,15 @@ pub struct Node {
     pub ino: Ino,
     pub attr: Attr,
     pub belief: Belief,
+}
+
+impl Node {
+    /// As an answer that is so old already: the kernel believes it for what is left.
+    pub fn aged(mut self, age: Duration) -> Node {
+        let Belief { attr, entry } = self.belief;
+        self.belief = Belief { attr: attr.saturating_sub(age), entry: entry.saturating_sub(age) };
+        self
+    }
 }
 
 /// An open file or directory.

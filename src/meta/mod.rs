@@ -1,8 +1,8 @@
 //! Names, attributes and slices: the semantics, written once.
 //!
-//! [`record`] says what there is, [`engine`] who stores it, [`txn`] how a decision becomes a commit, and [`ops`] what
-//! each operation of the file system means. [`Meta`] is the one front that vfs, gateway and tools use; its methods
-//! stand beside the operations they run.
+//! [`record`] says what there is, [`engine`] who stores it, [`txn`] how a decision becomes a commit, [`known`] what a
+//! client need not ask for, and [`ops`] what each operation of the file system means. [`Meta`] is the one front that
+//! vfs, gateway and tools use; its methods stand beside the operations they run.
 
 pub mod check;
 #[cfg(test)]
@@ -13,6 +13,7 @@ pub mod engine;
 pub mod format;
 pub mod ids;
 pub mod jobs;
+pub mod known;
 pub mod lease;
 #[cfg(test)]
 mod model;
@@ -119,8 +120,7 @@ pub struct Meta {
     reclaim: reclaim::ReclaimQueue,
     plock_notes: ops::plock::LockNotes,
     flock_notes: ops::plock::LockNotes,
-    /// Commits of this client that were or may have been applied.
-    commits: AtomicU64,
+    known: known::Known,
 }
 
 impl Meta {
@@ -142,7 +142,7 @@ impl Meta {
             reclaim: reclaim::ReclaimQueue::default(),
             plock_notes: ops::plock::LockNotes::default(),
             flock_notes: ops::plock::LockNotes::default(),
-            commits: AtomicU64::new(0),
+            known: known::Known::default(),
         })
     }
 
@@ -176,10 +176,9 @@ impl Meta {
         SessionId(self.session.load(Ordering::Acquire))
     }
 
-    /// How many changes this client has made so far, those included of which it is not known whether they were applied.
-    /// What was read before the count moved may be older than what this client has been told since.
-    pub fn commits(&self) -> u64 {
-        self.commits.load(Ordering::Acquire)
+    /// What this client has just read or committed.
+    pub fn known(&self) -> &known::Known {
+        &self.known
     }
 
     /// Runs one operation to its end.
@@ -191,7 +190,7 @@ impl Meta {
     pub(crate) async fn run_reporting<O: Operation>(&self, op: &O) -> Outcome<(O::Output, Committed)> {
         // Boxed, so that the future of an operation is no part of the types of all who call it.
         let driven: BoxFuture<'_, Outcome<txn::Done<O::Output>>> =
-            Box::pin(txn::drive(&*self.engine, || self.clock.now(), op, &self.commits));
+            Box::pin(txn::drive(&*self.engine, || self.clock.now(), op, &self.known));
         let done = driven.await?;
         self.usage.committed(done.usage);
         Ok((done.output, done.committed))

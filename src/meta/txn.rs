@@ -10,6 +10,7 @@
 //! kinds a few times, and has the operation settle commits that may or may not have been applied.
 
 use super::engine::{Batch, Change, Committed, Engine, EngineError, EngineTxn, Guard, Looked};
+use super::known::Known;
 use super::record::{Counter, Dentry, DirStat, FlockHolder, Key, PlockHolder, Quota, QuotaOwner, Record, Session};
 use super::usage::Usage;
 use crate::base::acl::AclRule;
@@ -20,7 +21,7 @@ use crate::base::{
 use bytes::Bytes;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -29,6 +30,8 @@ pub trait Operation: Send + Sync {
     /// For metrics and logs; the name of the operation in words of the field.
     const NAME: &'static str;
     type Output: Send;
+    /// Whether it may decide on what is known ([`super::known`]): operations that follow a lookup, and change something.
+    const OPTIMISTIC: bool = false;
 
     /// Loads, decides, lists changes. The order of its lines is the order of the errors a caller can see.
     /// May run several times; nothing it does before the commit may have an effect outside `tx`.
@@ -66,20 +69,22 @@ pub struct Done<T> {
     pub usage: Usage,
 }
 
-/// Runs an operation to its end: the only retry loop of the metadata layer. Every commit that was or may have been
-/// applied is counted in `commits` before anything else is made of it.
+/// Runs an operation to its end: the only retry loop of the metadata layer. What is read and committed becomes
+/// known before anybody else hears of it.
 pub async fn drive<O: Operation>(
     engine: &dyn Engine,
     now: impl Fn() -> Timestamp,
     op: &O,
-    commits: &AtomicU64,
+    known: &Known,
 ) -> Outcome<Done<O::Output>> {
+    let mut optimistic = O::OPTIMISTIC;
     let mut first_conflict = None;
     let mut conflicts = 0u32;
     let mut faults = Faults::default();
     loop {
-        match attempt(engine, now(), op, commits).await {
+        match attempt(engine, now(), op, known, optimistic).await {
             Ok(done) => return Ok(done),
+            Err(Failed::Mistaken) => optimistic = false,
             Err(Failed::Conflict) => {
                 conflicts += 1;
                 let first = *first_conflict.get_or_insert_with(Instant::now);
@@ -90,7 +95,8 @@ pub async fn drive<O: Operation>(
             }
             Err(Failed::Undetermined(fault, usage)) => {
                 tracing::warn!(operation = O::NAME, "commit without a reply, looking whether it was applied: {fault}");
-                match settle(engine, now(), op, &mut faults).await? {
+                optimistic = false;
+                match settle(engine, now(), op, known, &mut faults).await? {
                     Settled::Applied(output) => return Ok(Done { output, committed: Committed::default(), usage }),
                     Settled::NotApplied if faults.another_try() => faults.pause().await,
                     Settled::NotApplied | Settled::Unknown => return Err(fault.into()),
@@ -107,6 +113,8 @@ pub async fn drive<O: Operation>(
 }
 
 enum Failed {
+    /// On what was known it does not succeed. That says nothing.
+    Mistaken,
     Conflict,
     /// With the usage that the commit would have changed.
     Undetermined(Fault, Usage),
@@ -117,26 +125,51 @@ async fn attempt<O: Operation>(
     engine: &dyn Engine,
     now: Timestamp,
     op: &O,
-    commits: &AtomicU64,
+    known: &Known,
+    optimistic: bool,
 ) -> Result<Done<O::Output>, Failed> {
-    let mut tx = Tx::new(engine, now);
+    let mut tx = Tx::new(engine, now, known);
+    tx.optimistic = optimistic;
     let output = match op.run(&mut tx).await {
         Ok(output) => output,
+        Err(_) if tx.relied => return Err(Failed::Mistaken),
         // A decision on records of different moments may see a state that never was; so look again before answering
         // with anything but success. One load is one snapshot and cannot mislead.
         Err(_) if tx.conflicted => return Err(Failed::Conflict),
         Err(stop) => return Err(Failed::Stop(stop)),
     };
+    let relied = tx.relied;
     let Some((txn, batch)) = tx.finish() else {
-        return Ok(Done { output, committed: Committed::default(), usage: Usage::default() });
+        return match relied {
+            true => Err(Failed::Mistaken),
+            false => Ok(Done { output, committed: Committed::default(), usage: Usage::default() }),
+        };
+    };
+    let txn = match txn {
+        Some(txn) => txn,
+        // All that was needed was known.
+        None => match engine.begin(&[]).await {
+            Ok((txn, _)) => txn,
+            Err(EngineError::Conflict) => return Err(Failed::Conflict),
+            Err(EngineError::Undetermined(fault) | EngineError::Fault(fault)) => {
+                return Err(Failed::Stop(fault.into()));
+            }
+        },
     };
     let usage = Usage::changed_by(&batch.changes);
+    let (changes, sent) = (batch.changes.clone(), Instant::now());
+    let guarded: Vec<Key> = match relied {
+        true => batch.guards.iter().map(Guard::key).collect(),
+        false => Vec::new(),
+    };
     let committed = txn.commit(batch).await;
-    if !matches!(committed, Err(EngineError::Conflict)) {
-        commits.fetch_add(1, Ordering::AcqRel);
+    match &committed {
+        Err(EngineError::Conflict) => known.forget(&guarded),
+        committed => known.committed(&changes, sent, committed.is_ok()),
     }
     match committed {
         Ok(committed) => Ok(Done { output, committed, usage }),
+        Err(EngineError::Conflict) if relied => Err(Failed::Mistaken),
         Err(EngineError::Conflict) => Err(Failed::Conflict),
         Err(EngineError::Undetermined(fault)) => Err(Failed::Undetermined(fault, usage)),
         Err(EngineError::Fault(fault)) => Err(Failed::Stop(fault.into())),
@@ -147,11 +180,12 @@ async fn settle<O: Operation>(
     engine: &dyn Engine,
     now: Timestamp,
     op: &O,
+    known: &Known,
     faults: &mut Faults,
 ) -> Outcome<Settled<O::Output>> {
     let mut tries = 0;
     loop {
-        let mut tx = Tx::new(engine, now);
+        let mut tx = Tx::new(engine, now, known);
         match op.settle(&mut tx).await {
             Err(_) if tx.conflicted && tries < FAULT_TRIES_MAX => {
                 tries += 1;
@@ -221,6 +255,11 @@ pub struct Tx<'a> {
     watches: Watches,
     changes: Vec<Change>,
     conflicted: bool,
+    known: &'a Known,
+    /// Known records need not be loaded.
+    optimistic: bool,
+    /// One of them was not.
+    relied: bool,
 }
 
 /// A loaded record that commit must guard.
@@ -230,8 +269,18 @@ enum Watch {
 }
 
 impl<'a> Tx<'a> {
-    fn new(engine: &'a dyn Engine, now: Timestamp) -> Tx<'a> {
-        Tx { engine, txn: None, now, watches: Watches::default(), changes: Vec::new(), conflicted: false }
+    fn new(engine: &'a dyn Engine, now: Timestamp, known: &'a Known) -> Tx<'a> {
+        Tx {
+            engine,
+            txn: None,
+            now,
+            watches: Watches::default(),
+            changes: Vec::new(),
+            conflicted: false,
+            known,
+            optimistic: false,
+            relied: false,
+        }
     }
 
     /// The time of this attempt; every time an operation stores comes from here.
@@ -250,10 +299,37 @@ impl<'a> Tx<'a> {
     /// What there is at a name, where the engine has it in one trip. Nothing of it is guarded: for operations that change
     /// nothing.
     pub async fn look_up(&mut self, parent: Ino, name: &Name) -> Outcome<Option<Looked>> {
-        super::outside(self.engine.lookup(parent, name).await)
+        let looked = super::outside(self.engine.lookup(parent, name).await)?;
+        if let Some(Looked { parent: dir, dentry, node }) = &looked {
+            self.known.note(&Key::Attr(parent), dir.map(Record::Attr).as_ref());
+            self.known.note(&Key::Dentry(parent, name.clone()), dentry.map(Record::Dentry).as_ref());
+            // Without a node this engine may not have asked for it.
+            if let (Some(dentry), Some(node)) = (dentry, node) {
+                self.known.note(&Key::Attr(dentry.ino), Some(&Record::Attr(*node)));
+            }
+        }
+        Ok(looked)
     }
 
+    /// What is known, and the rest loaded.
     async fn fetch(&mut self, keys: &[Key]) -> Outcome<Vec<Option<Record>>> {
+        if !self.optimistic {
+            return self.fetch_all(keys).await;
+        }
+        let mut records: Vec<Option<Option<Record>>> = keys.iter().map(|key| self.known.get(key)).collect();
+        let missing: Vec<Key> =
+            keys.iter().zip(&records).filter(|(_, record)| record.is_none()).map(|(key, _)| key.clone()).collect();
+        self.relied |= missing.len() < keys.len();
+        let mut loaded = self.fetch_all(&missing).await?.into_iter();
+        for record in &mut records {
+            if record.is_none() {
+                *record = loaded.next();
+            }
+        }
+        Ok(records.into_iter().map(Option::flatten).collect())
+    }
+
+    async fn fetch_all(&mut self, keys: &[Key]) -> Outcome<Vec<Option<Record>>> {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
@@ -265,7 +341,12 @@ impl<'a> Tx<'a> {
             }),
         };
         match loaded {
-            Ok(records) if records.len() == keys.len() => Ok(records),
+            Ok(records) if records.len() == keys.len() => {
+                for (key, record) in keys.iter().zip(&records) {
+                    self.known.note(key, record.as_ref());
+                }
+                Ok(records)
+            }
             Ok(records) => Err(Fault::internal("load records")
                 .with("wanted", keys.len())
                 .with("answered", records.len())
@@ -336,11 +417,11 @@ impl<'a> Tx<'a> {
         }
     }
 
-    fn finish(self) -> Option<(Box<dyn EngineTxn>, Batch)> {
+    /// Without a transaction, when nothing was loaded.
+    fn finish(self) -> Option<(Option<Box<dyn EngineTxn>>, Batch)> {
         if self.changes.is_empty() {
             return None;
         }
-        let txn = self.txn.expect("an operation loads before it changes");
         let mut guards = Vec::with_capacity(self.watches.0.len());
         for watch in self.watches.0 {
             match watch {
@@ -351,7 +432,7 @@ impl<'a> Tx<'a> {
                 },
             }
         }
-        Some((txn, Batch { guards, changes: self.changes }))
+        Some((self.txn, Batch { guards, changes: self.changes }))
     }
 }
 

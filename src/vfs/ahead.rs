@@ -5,15 +5,17 @@
 //! An answer is never older than what a kernel may believe anyway: a listing lives as long as names and attributes do
 //! in the kernel's caches (a second, unless the mount says otherwise), and the kernel is told to believe an answer for
 //! what is left of that time only. So a change by another client shows as soon as it would without listings. What this
-//! client changes shows at once: every commit of it ends all listings ([`crate::meta::Meta::commits`]). And nothing is
-//! taken back: what was asked for by itself since the listing was begun is not answered from it. Open always asks, so
-//! close-to-open has nothing to do with this.
+//! client changes shows at once: neither an entry nor a node that it has changed since a listing was begun is
+//! answered from it ([`Known::touched_since`]). And nothing is taken back: neither is what was
+//! asked for by itself since. Open always asks, so close-to-open has nothing to do with this.
 //!
 //! The price is bounded: a listing that is not used makes the next one of its directory twice as hard to come by, and
 //! directories of more than [`LISTING_MAX`] entries are left alone.
 
 use crate::base::{Ino, Name};
 use crate::meta::Entry;
+use crate::meta::known::{Known, TOUCHED_FOR};
+use crate::meta::record::Key;
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,7 +35,8 @@ const DIRS_MAX: usize = 256;
 /// How long a directory that is too large is left alone.
 const TOO_LARGE_FOR: Duration = Duration::from_secs(60);
 /// A mount whose kernel believes for hours what it was told once has no use for listings that are as old.
-const LIFETIME_MAX: Duration = Duration::from_secs(5);
+/// Own changes are remembered for as long.
+const LIFETIME_MAX: Duration = TOUCHED_FOR;
 
 /// An answer from a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +51,6 @@ pub struct Found {
 pub struct Begun {
     number: u64,
     at: Instant,
-    /// What the client had committed by then.
-    commits: u64,
 }
 
 pub struct Ahead {
@@ -100,8 +101,8 @@ impl Ahead {
         Ahead { lifetime: belief.min(LIFETIME_MAX), any: AtomicBool::new(false), state: Mutex::default() }
     }
 
-    /// What a listing says of a name. `commits` is the client's count of them now.
-    pub fn find(&self, dir: Ino, name: &Name, commits: u64) -> Option<Found> {
+    /// What a listing says of a name.
+    pub fn find(&self, dir: Ino, name: &Name, known: &Known) -> Option<Found> {
         if !self.any.load(Ordering::Acquire) {
             return None;
         }
@@ -109,11 +110,15 @@ impl Ahead {
         let State { dirs, asked, .. } = &mut *state;
         let Listing::There { begun, nodes, used } = &mut dirs.get_mut(&dir)?.listing else { return None };
         let age = begun.at.elapsed();
-        if age >= self.lifetime || begun.commits != commits {
+        if age >= self.lifetime {
             return None;
         }
         let entry = *nodes.get(name)?;
-        if asked.iter().any(|asked| asked.contains(&entry.ino)) {
+        let touched = |key: &Key| known.touched_since(key, begun.at);
+        if touched(&Key::Attr(entry.ino))
+            || touched(&Key::Dentry(dir, name.clone()))
+            || asked.iter().any(|asked| asked.contains(&entry.ino))
+        {
             return None;
         }
         *used += 1;
@@ -122,7 +127,7 @@ impl Ahead {
 
     /// A name was looked up in the metadata. Tells to read the directory, and to `put` what came of it, when that has
     /// become worth it.
-    pub fn looked_up(&self, dir: Ino, commits: u64) -> Option<Begun> {
+    pub fn looked_up(&self, dir: Ino) -> Option<Begun> {
         if self.lifetime.is_zero() {
             return None;
         }
@@ -141,7 +146,7 @@ impl Ahead {
             worth: WORTH_FIRST,
             listing: Listing::None,
         });
-        dir.end_listing(now, self.lifetime, commits);
+        dir.end_listing(now, self.lifetime);
         if now - dir.since >= self.lifetime {
             (dir.since, dir.lookups) = (now, 0);
         }
@@ -152,7 +157,7 @@ impl Ahead {
         *begun += 1;
         dir.listing = Listing::Begun(*begun);
         self.any.store(true, Ordering::Release);
-        Some(Begun { number: *begun, at: now, commits })
+        Some(Begun { number: *begun, at: now })
     }
 
     /// What came of reading the directory.
@@ -233,7 +238,7 @@ impl State {
             };
             any |= live;
             if !live {
-                dir.end_listing(now, lifetime, u64::MAX);
+                dir.end_listing(now, lifetime);
             }
             live || now - dir.since < TOO_LARGE_FOR
         });
@@ -243,9 +248,9 @@ impl State {
 
 impl Dir {
     /// Takes away a listing that nothing will be answered from any more, and learns from how it was used.
-    fn end_listing(&mut self, now: Instant, lifetime: Duration, commits: u64) {
+    fn end_listing(&mut self, now: Instant, lifetime: Duration) {
         match &self.listing {
-            Listing::There { begun, nodes, used } if now - begun.at >= lifetime || begun.commits != commits => {
+            Listing::There { begun, nodes, used } if now - begun.at >= lifetime => {
                 let cost = nodes.len() / ENTRIES_PER_LOOKUP;
                 self.worth = if *used < cost.max(1) { self.worth.saturating_mul(2) } else { cost.max(WORTH_FIRST) };
                 self.listing = Listing::None;

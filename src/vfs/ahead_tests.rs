@@ -1,9 +1,11 @@
 use super::*;
-use crate::base::Mode;
+use crate::base::{AttrPatch, Mode};
 use crate::meta::Caller;
+use crate::meta::engine::Change;
 use crate::meta::engine::counting::CountingEngine;
 use crate::meta::engine::mem::MemEngine;
 use crate::meta::ops::attr::SetAttr;
+use crate::meta::ops::rename::RenameMode;
 use crate::object::mem::MemStore;
 use crate::util::clock::SystemClock;
 use crate::vfs::Vfs;
@@ -73,8 +75,8 @@ async fn going_through_a_directory_by_name_takes_few_trips() {
     }
 }
 
-/// Two clients on one directory. Each sees its own changes at once, those of the other one within the belief that is
-/// left to the answer, and never goes back.
+/// Two clients on one directory. Each sees what it has changed itself at once, what the other one has within the belief
+/// that is left to the answer, and never goes back.
 #[tokio::test(start_paused = true)]
 async fn answers_are_as_old_as_they_say_at_most() {
     const NAMES: usize = 24;
@@ -86,7 +88,8 @@ async fn answers_are_as_old_as_they_say_at_most() {
     // What the directory was since when, and who changed it. A mode is a version: each is used once for an inode.
     type State = BTreeMap<usize, (Ino, Mode)>;
     let mut states: Vec<(Instant, State)> = vec![(Instant::now(), State::new())];
-    let mut own = [0; 2];
+    // The last state that each has made of a name.
+    let mut own = [[0; NAMES]; 2];
     // What each was told of a node.
     let mut told: [HashMap<Ino, Mode>; 2] = Default::default();
     let (mut from_listing, mut old) = (0, 0);
@@ -103,6 +106,16 @@ async fn answers_are_as_old_as_they_say_at_most() {
                     let ino = create(vfs, number, 1).await;
                     now.insert(number, (ino, 1));
                 }
+                Some((ino, mode)) if random.random_bool(0.3) => {
+                    let to = random.random_range(0..NAMES);
+                    let (root, to_name) = (Caller::root(), name(to));
+                    let how = RenameMode::Replace;
+                    let moved = vfs.rename(&root, Ino::ROOT, &name(number), Ino::ROOT, &to_name, how).await;
+                    moved.expect("moved");
+                    now.remove(&number);
+                    now.insert(to, (ino, mode));
+                    own[who][to] = states.len();
+                }
                 Some((ino, mode)) if random.random_bool(0.7) => {
                     let set = SetAttr { mode: Some(mode + 1), ..SetAttr::default() };
                     vfs.setattr(&Caller::root(), ino, None, None, &set).await.expect("changed");
@@ -113,7 +126,7 @@ async fn answers_are_as_old_as_they_say_at_most() {
                     now.remove(&number);
                 }
             }
-            own[who] = states.len();
+            own[who][number] = states.len();
             states.push((Instant::now(), now));
             continue;
         }
@@ -135,7 +148,7 @@ async fn answers_are_as_old_as_they_say_at_most() {
         let since = Instant::now() - age;
         let first = match asked {
             true => states.len() - 1,
-            false => states.partition_point(|(at, _)| *at < since).saturating_sub(1).max(own[who]),
+            false => states.partition_point(|(at, _)| *at < since).saturating_sub(1).max(own[who][number]),
         };
         let allowed = |state: &State| state.get(&number).copied() == found;
         let from_now = states[first..].iter().rposition(|(_, state)| allowed(state));
@@ -154,9 +167,9 @@ async fn answers_are_as_old_as_they_say_at_most() {
 #[tokio::test(start_paused = true)]
 async fn a_listing_that_is_not_used_makes_the_next_one_dearer() {
     let engine = engine();
-    let reader = client(&engine, BELIEF).await;
+    let (writer, reader) = (client(&engine, BELIEF).await, client(&engine, BELIEF).await);
     for number in 0..2000 {
-        create(&reader, number, 0o600).await;
+        create(&writer, number, 0o600).await;
     }
     for round in 0..3 {
         let mut asked = 0;
@@ -173,7 +186,7 @@ async fn a_listing_that_is_not_used_makes_the_next_one_dearer() {
 async fn a_large_directory_is_left_alone() {
     let ahead = Ahead::new(BELIEF);
     let dir = Ino(9);
-    let begins = |times: usize| (0..times).find_map(|_| ahead.looked_up(dir, 0));
+    let begins = |times: usize| (0..times).find_map(|_| ahead.looked_up(dir));
     let begun = begins(WORTH_FIRST).expect("worth it");
     assert!(begins(1000).is_none(), "it is being read");
     ahead.put(dir, begun, Read::TooMuch);
@@ -188,25 +201,33 @@ async fn a_large_directory_is_left_alone() {
     let again = begins(WORTH_FIRST).expect("worth it");
     let node = Entry { ino: Ino(10), attr: crate::meta::ops::lookup::stub(crate::base::Kind::File) };
     let nodes = || Read::All(HashMap::from([(name(1), node)]));
+    let known = Known::default();
+    tokio::time::advance(Duration::from_millis(1)).await;
     ahead.put(dir, begun, nodes());
-    assert_eq!(ahead.find(dir, &name(1), 0), None);
+    assert_eq!(ahead.find(dir, &name(1), &known), None);
+    let again = Begun { at: Instant::now(), ..again };
     ahead.put(dir, again, nodes());
-    assert_eq!(ahead.find(dir, &name(1), 0).map(|found| found.entry), Some(node));
-    assert_eq!(ahead.find(dir, &name(2), 0), None);
-    assert_eq!(ahead.find(dir, &name(1), 1), None, "this client has changed something");
+    assert_eq!(ahead.find(dir, &name(1), &known).map(|found| found.entry), Some(node));
+    assert_eq!(ahead.find(dir, &name(2), &known), None);
+    let touch = |ino| Change::Patch(ino, AttrPatch::new().touch(crate::base::Timestamp::default()));
+    known.committed(&[touch(Ino(11))], Instant::now(), true);
+    assert!(ahead.find(dir, &name(1), &known).is_some());
+    known.committed(&[touch(node.ino)], Instant::now(), true);
+    assert_eq!(ahead.find(dir, &name(1), &known), None, "this client has changed it");
+    let known = Known::default();
     ahead.asked(node.ino);
-    assert_eq!(ahead.find(dir, &name(1), 0), None, "it was asked for since");
+    assert_eq!(ahead.find(dir, &name(1), &known), None, "it was asked for since");
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_is_kept_is_bounded() {
     let ahead = Ahead::new(BELIEF);
-    for dir in 0..5000 {
+    let node = Entry { ino: Ino(10), attr: crate::meta::ops::lookup::stub(crate::base::Kind::File) };
+    let nodes: HashMap<Name, Entry> = (0..LISTING_MAX / 4).map(|number| (name(number), node)).collect();
+    for dir in 0..2 * DIRS_MAX as u64 {
         for _ in 0..WORTH_FIRST {
-            if let Some(begun) = ahead.looked_up(Ino(dir), 0) {
-                let node = Entry { ino: Ino(10), attr: crate::meta::ops::lookup::stub(crate::base::Kind::File) };
-                let nodes = (0..LISTING_MAX / 4).map(|number| (name(number), node)).collect();
-                ahead.put(Ino(dir), begun, Read::All(nodes));
+            if let Some(begun) = ahead.looked_up(Ino(dir)) {
+                ahead.put(Ino(dir), begun, Read::All(nodes.clone()));
             }
         }
         ahead.asked(Ino(dir));

@@ -13,7 +13,7 @@ use crate::meta::ops::attr::SetAttr;
 use crate::meta::ops::create::NewNode;
 use crate::meta::ops::rename::RenameMode;
 use crate::meta::ops::xattr::XattrMode;
-use crate::meta::record::Dentry;
+use crate::meta::record::{Dentry, Key, Record};
 use crate::meta::usage::StatFs;
 use crate::meta::{Caller, Entry};
 use bytes::Bytes;
@@ -22,9 +22,9 @@ use std::time::Duration;
 
 /// Longest symlink target that FUSE can carry, in bytes.
 const SYMLINK_BYTES_MAX: usize = 4095;
-/// Entries answered to one readdir at most: about what the kernel's buffer of 32 KiB holds with attributes. What does
-/// not fit is asked for again.
-const READDIR_ENTRIES: usize = 256;
+/// Entries answered to one readdir at most: what the kernel's buffer of 64 KiB holds with attributes and short names.
+/// What does not fit is asked for again.
+const READDIR_ENTRIES: usize = 430;
 
 /// A file is looked at this often when commits of this client come between.
 const LOOKS_MAX: usize = 3;
@@ -34,10 +34,9 @@ impl Vfs {
         let mut found = match self.find_ahead(caller, parent, name) {
             Some(found) => found,
             None => {
-                let commits = self.meta.commits();
                 let entry = self.meta.lookup(caller, parent, name).await?;
                 self.ahead.asked(entry.ino);
-                if let Some(begun) = self.ahead.looked_up(parent, commits) {
+                if let Some(begun) = self.ahead.looked_up(parent) {
                     self.spawn(read_ahead(self.me.clone(), parent, begun));
                 }
                 Found { entry, age: Duration::ZERO }
@@ -52,7 +51,29 @@ impl Vfs {
 
     fn find_ahead(&self, caller: &Caller, parent: Ino, name: &Name) -> Option<Found> {
         // Whether the caller may search the directory is not in its listing.
-        if caller.check { None } else { self.ahead.find(parent, name, self.meta.commits()) }
+        if caller.check {
+            return None;
+        }
+        let known = self.meta.known();
+        let found = self.ahead.find(parent, name, known)?;
+        // What follows a lookup begins with these; whether they still hold is found out then.
+        let Entry { ino, attr } = found.entry;
+        known.note(&Key::Dentry(parent, name.clone()), Some(&Record::Dentry(Dentry { kind: attr.kind, ino })));
+        if !attr.is_dir() {
+            known.note(&Key::Attr(ino), Some(&Record::Attr(attr)));
+        }
+        Some(found)
+    }
+
+    /// As `getattr`, with the age of the answer. A kernel asks for the attributes of a directory after everything that it
+    /// has changed in it, and they are known then.
+    pub async fn getattr_for_kernel(&self, ino: Ino) -> Outcome<(Attr, Duration)> {
+        if !self.settings.belief.is_zero()
+            && let Some(known) = self.meta.known_dir(ino).await?
+        {
+            return Ok(known);
+        }
+        Ok((self.getattr(ino).await?, Duration::ZERO))
     }
 
     pub async fn getattr(&self, ino: Ino) -> Outcome<Attr> {

@@ -55,6 +55,17 @@ pub enum Guard {
     ChunkPrefix(Ino, ChunkIndex, Vec<Slice>),
 }
 
+impl Guard {
+    /// The record it is about.
+    pub fn key(&self) -> Key {
+        match self {
+            Guard::Fields(ino, ..) => Key::Attr(*ino),
+            Guard::Same(key, _) | Guard::Absent(key) => key.clone(),
+            Guard::ChunkPrefix(ino, index, _) => Key::Chunk(*ino, *index),
+        }
+    }
+}
+
 /// One change. Puts and deletes overwrite; the others are relative and never conflict among themselves.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {

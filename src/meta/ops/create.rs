@@ -38,6 +38,7 @@ struct Create<'a> {
 
 impl Operation for Create<'_> {
     const NAME: &'static str = "create";
+    const OPTIMISTIC: bool = true;
     type Output = Ruled<Entry>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Outcome<Ruled<Entry>> {

@@ -8,6 +8,7 @@ use crate::meta::record::{Key, Record};
 use crate::meta::txn::{AttrOf, DentryOf, Operation, Tx};
 use crate::meta::{Caller, Entry, Meta};
 use bytes::Bytes;
+use std::time::Duration;
 
 struct Lookup<'a> {
     caller: &'a Caller,
@@ -107,10 +108,20 @@ impl Meta {
     /// The attributes of a node; ENOENT when it is gone. The trash is there even before a volume has used it: it is
     /// stored with the first setting that keeps anything in it, which may come while a client is at work.
     pub async fn getattr(&self, ino: Ino) -> Outcome<Attr> {
-        match self.read(&[Key::Attr(ino)]).await?.pop().flatten() {
+        let record = self.read(&[Key::Attr(ino)]).await?.pop().flatten();
+        self.known().note(&Key::Attr(ino), record.as_ref());
+        match record {
             Some(Record::Attr(attr)) => self.shown(ino, attr).await,
             None if ino == Ino::TRASH => Ok(first_directory(0o555, self.now())),
             _ => Err(Errno::ENOENT.into()),
+        }
+    }
+
+    /// The attributes of a directory that this client has just read or changed, with their age, if it has.
+    pub async fn known_dir(&self, ino: Ino) -> Outcome<Option<(Attr, Duration)>> {
+        match self.known().attr(ino) {
+            Some((attr, age)) if attr.is_dir() => Ok(Some((self.shown(ino, attr).await?, age))),
+            _ => Ok(None),
         }
     }
 

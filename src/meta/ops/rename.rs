@@ -54,6 +54,7 @@ struct Rename<'a> {
 
 impl Operation for Rename<'_> {
     const NAME: &'static str = "rename";
+    const OPTIMISTIC: bool = true;
     /// `None`: the replaced entry goes to the trash and there is no hourly directory yet, or no more.
     type Output = Option<Renamed>;
 

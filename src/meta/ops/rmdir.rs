@@ -22,6 +22,7 @@ struct Rmdir<'a> {
 
 impl Operation for Rmdir<'_> {
     const NAME: &'static str = "rmdir";
+    const OPTIMISTIC: bool = true;
     /// `None`: the hourly directory is no more, ask for another one.
     type Output = Option<Ino>;
 

@@ -95,6 +95,7 @@ struct Attempt {
 
 impl Operation for AppendSlices<'_> {
     const NAME: &'static str = "append_slice";
+    const OPTIMISTIC: bool = true;
     /// The second is the list lengths, when they were looked at; the third, that nothing came between.
     type Output = (Attr, Vec<usize>, bool);
 

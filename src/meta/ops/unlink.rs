@@ -47,6 +47,7 @@ struct Unlink<'a> {
 
 impl Operation for Unlink<'_> {
     const NAME: &'static str = "unlink";
+    const OPTIMISTIC: bool = true;
     /// `None`: the hourly directory is no more, ask for another one.
     type Output = Option<Removed>;
 

@@ -16,8 +16,10 @@ use redis::{Pipeline, Value};
 const PAGE_MAX: usize = 10_000;
 /// Attributes per MGET (`spec/metadata.md` 2.6).
 const MGET_MAX: usize = 4096;
-/// Entries of a directory that comes whole, by a script: as many as keep the server as long as a few commands do.
-const SMALL_MAX: usize = 1000;
+/// Entries of a directory that comes whole, by a script. Each keeps the server about 10 µs longer than the commands
+/// that the script stands for (500 of them: 5.5 ms for 1.4 ms), so that more of them are worth the trip that it spares
+/// neither to who waits for them nor to the others.
+const SMALL_MAX: usize = 64;
 /// Directories whose entries are read side by side by `Scan::AllDentries`.
 const DIRS_AT_ONCE: usize = 128;
 

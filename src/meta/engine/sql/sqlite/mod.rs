@@ -202,7 +202,7 @@ impl Engine for SqliteEngine {
     }
 
     async fn begin(&self, first: &[Key]) -> EngineResult<(Box<dyn EngineTxn>, Vec<Option<Record>>)> {
-        let records = self.0.load(first).await?;
+        let records = if first.is_empty() { Vec::new() } else { self.0.load(first).await? };
         Ok((Box::new(SqliteTxn(self.0.clone())), records))
     }
 
