@@ -1,3 +1,5 @@
+//! Known records save trips, decide nothing, and are forgotten in time.
+
 use super::*;
 use crate::base::{AttrPatch, ChunkIndex, Errno, Kind, Name, Slice, SliceId, Timestamp};
 use crate::meta::engine::counting::{CountingEngine, Trips};

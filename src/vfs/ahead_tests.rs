@@ -1,3 +1,5 @@
+//! Listings answer what is true within their age, cost what they save, and stay within bounds.
+
 use super::*;
 use crate::base::{AttrPatch, Mode};
 use crate::meta::Caller;
