@@ -136,6 +136,8 @@ impl Globals {
 
 /// Runs the program: `words` is its command line with its own name first.
 pub fn main(words: Vec<OsString>) -> ExitCode {
+    // Before anything is allocated, if it can be; a mount does it once more, and tells when it can not.
+    let _told_by_the_mount = mount::without_huge_pages();
     let mut words = words.into_iter();
     let name = words.next().unwrap_or_default();
     let words: Vec<OsString> = words.collect();

@@ -37,12 +37,12 @@ pub fn prepared(more: &[&str]) -> bool {
     ready(&[&["juicefs", "python3", "setfattr", "setfacl"], more].concat())
 }
 
-pub fn mount(volume: &Volume, program: impl AsRef<Path>) -> Mount {
+fn mount(volume: &Volume, program: impl AsRef<Path>) -> Mount {
     volume.mount_with(program, &[&HEARTBEAT[..], &UNCACHED, &["--enable-xattr"]].concat())
 }
 
 /// Ours and theirs.
-pub fn mount_both(volume: &Volume) -> [Mount; 2] {
+fn mount_both(volume: &Volume) -> [Mount; 2] {
     [mount(volume, SLUICE), mount(volume, peer())]
 }
 

@@ -1,18 +1,14 @@
-//! What our mount and the peer's show of one volume while both are mounted: the same tree, whoever made or changed it,
-//! and the same usage as a recount, whoever used it.
+//! What our mount and the peer's show of one volume while both are mounted: the same tree, whoever made or changed it.
 
-use crate::both::{end, in_turn, mount_both, prepared, statistics_are_right_for_the_peer};
-use crate::harness::{Engine, Mount, SLUICE, Store, Volume, run, sh};
-use crate::kill::collect_and_check;
+use crate::both::{end, in_turn, prepared, statistics_are_right_for_the_peer};
+use crate::harness::{Engine, SLUICE, Store, Volume, run, sh};
 use crate::peer::{describe, fill, peer};
-use crate::recount::said_and_counted;
-use crate::several::{contend, eventually};
+use crate::several::eventually;
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 on_both_engines! {
     each_works_in_the_directories_of_the_other: ["--enable-acl"];
-    usage_is_what_a_recount_finds: ["--trash-days", "0"];
 }
 
 fn each_works_in_the_directories_of_the_other(volume: &Volume) {
@@ -66,32 +62,4 @@ touch -d '2020-02-02 02:02:02.123456789' small"#;
     }
     end(volume, &mounts);
     statistics_are_right_for_the_peer(volume);
-}
-
-fn usage_is_what_a_recount_finds(volume: &Volume) {
-    const SECONDS: u64 = 5;
-    let mounts = mount_both(volume);
-    fs::create_dir(mounts[0].path("shared")).expect("made");
-    let until = Instant::now() + Duration::from_secs(SECONDS);
-    let done: usize = std::thread::scope(|scope| {
-        let work = |worker: u64| {
-            let dir = mounts[worker as usize % 2].path("shared");
-            scope.spawn(move || contend(&dir, worker, 10, until))
-        };
-        let workers: Vec<_> = (0..12).map(work).collect();
-        workers.into_iter().map(|worker| worker.join().expect("no unexpected error")).sum()
-    });
-    println!("{done} operations");
-    assert!(done > 50, "only {done} operations");
-    // Each knows what the other one has used, after the next heartbeat of it.
-    for mount in &mounts {
-        let mut last = None;
-        eventually("statfs says what is there", || {
-            last = Some(said_and_counted(mount));
-            last.is_some_and(|(said, counted)| said == counted)
-        });
-        println!("{}: {last:?}", mount.point.display());
-    }
-    mounts.iter().for_each(Mount::umount);
-    collect_and_check(volume, &peer());
 }

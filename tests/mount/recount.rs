@@ -5,13 +5,13 @@ use std::process::Command;
 
 /// Bytes and inodes in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Usage {
+struct Usage {
     bytes: u64,
     inodes: u64,
 }
 
 /// What statfs(2) says of a mount, and what its tree with the trash adds up to, every node once.
-pub fn said_and_counted(mount: &Mount) -> (Usage, Usage) {
+fn said_and_counted(mount: &Mount) -> (Usage, Usage) {
     const COUNT: &str = r#"
 import os, stat
 said = os.statvfs(".")

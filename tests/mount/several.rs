@@ -225,7 +225,7 @@ fn four_mounts_contend_for_one_directory() {
 }
 
 /// Answers how many operations were done. What may be: the name is there or is not, or is another kind by now.
-pub fn contend(dir: &Path, worker: u64, names: u64, end: Instant) -> usize {
+fn contend(dir: &Path, worker: u64, names: u64, end: Instant) -> usize {
     let mut source = StdRng::seed_from_u64(worker);
     let mut random = |below: u64| source.random_range(0..below);
     let mut done = 0;
