@@ -62,11 +62,7 @@ for top, dirs, files in sorted(os.walk(b"data")):
         s = os.lstat(path)
         what = [path, oct(s.st_mode), s.st_nlink, s.st_uid, s.st_gid, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_rdev, s.st_ino]
         if stat.S_ISLNK(s.st_mode): what.append(os.readlink(path))
-        if stat.S_ISREG(s.st_mode):
-            with open(path, "rb") as f:
-                told = hashlib.sha256(f.read(16 << 20))
-                # The long hole is read up to its first border of chunks, and after it.
-                f.seek(max(f.tell(), min(s.st_size, 63 << 20))); told.update(f.read()); what.append(told.hexdigest())
+        if stat.S_ISREG(s.st_mode): what.append(hashlib.sha256(open(path, "rb").read()).hexdigest())
         if not stat.S_ISLNK(s.st_mode): what += [(x, os.getxattr(path, x)) for x in sorted(os.listxattr(path))]
         print(*what)
 "#;
@@ -107,7 +103,7 @@ fn carry(volume: &Volume, from_peer: bool, format: &[&str]) {
     // The other side goes on where the first one stopped.
     sh(
         &mount.point,
-        "cp -a data copied && diff -r --no-dereference -x device -x fifo -x sparse data copied && cmp -i 60MB data/sparse copied/sparse && rm -rf data && mv copied data && echo more >> data/small",
+        "cp -a data copied && diff -r --no-dereference -x device -x fifo data copied && rm -rf data && mv copied data && echo more >> data/small",
     );
     mount.umount();
     is_whole(volume);
