@@ -480,6 +480,28 @@ fn a_damaged_volume_is_looked_at_and_left_as_it_is() {
         }
     }
     place.ok("fsck sqlite3://meta.db");
+
+    // All that cannot be read is told at once, what may follow from it is not, and nothing is mended beside it.
+    execute("UPDATE jfs_node SET type = 9 WHERE inode = 2");
+    execute("UPDATE jfs_chunk SET slices = x'00'");
+    execute("INSERT INTO jfs_delslices VALUES (9, 5, x'0102')");
+    execute("UPDATE jfs_node SET nlink = 7 WHERE inode = 1");
+    let before = rows(&place);
+    for options in ["--json", "--json --repair"] {
+        let outcome = place.run(&format!("fsck sqlite3://meta.db {options}"));
+        assert_eq!(outcome.code, 1, "{}{}", outcome.out, outcome.log);
+        let report: serde_json::Value = serde_json::from_str(&outcome.out).expect("a report");
+        let problems = report["Problems"].as_array().expect("a list");
+        assert!(problems.iter().all(|problem| problem["Kind"] == "Unreadable"), "{problems:?}");
+        for record in ["Attrs", "Chunks", "DelayedSlices"] {
+            let of = |problem: &&serde_json::Value| problem["Text"].as_str().is_some_and(|text| text.contains(record));
+            assert_eq!(problems.iter().filter(of).count(), 1, "{record}: {problems:?}");
+        }
+        let refused = report["NotRepaired"].as_array().expect("a list").len();
+        assert_eq!(refused, if options.contains("repair") { 3 } else { 0 }, "{report}");
+        assert_eq!(report["Repaired"], serde_json::json!([]));
+    }
+    assert_eq!(rows(&place), before);
 }
 
 #[test]

@@ -160,7 +160,7 @@ pub(super) fn write(path: &Path, block: &[u8], with_sums: bool, mode: u32) -> io
         }
         other => other?,
     };
-    let mut written = file.write_all(block);
+    let mut written = fileio::write_all(&mut file, block);
     if with_sums {
         written = written.and_then(|()| file.write_all(&checksums(block)));
     }

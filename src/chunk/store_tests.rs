@@ -167,9 +167,21 @@ async fn a_short_object_is_a_fault_and_a_long_one_is_cut() {
 }
 
 #[tokio::test]
+async fn what_is_written_in_bulk_is_kept_only_when_that_is_asked_for() {
+    for large in [false, true] {
+        let options = ChunkOptions { cache_large_write: large, ..options(Compression::None) };
+        let store = over(Arc::new(MemStore::new()), 1 << 20, options);
+        write(&store, 1, &sample(BLOCK as usize + 5)).await;
+        assert_eq!(store.probe(SliceId(1), BLOCK + 5, 0, 9).is_some(), large);
+        assert!(store.probe(SliceId(1), BLOCK + 5, BLOCK, 5).is_some(), "a small block");
+    }
+}
+
+#[tokio::test]
 async fn a_hit_in_memory_copies_nothing() {
     let store = over(Arc::new(MemStore::new()), 1 << 20, options(Compression::None));
     write(&store, 1, &sample(BLOCK as usize)).await;
+    store.read(SliceId(1), BLOCK, 0, BLOCK).await.unwrap();
     let one = store.probe(SliceId(1), BLOCK, 100, 100).unwrap();
     let two = store.probe(SliceId(1), BLOCK, 100, 100).unwrap();
     let at = |p: &Payload| p.iter().next().unwrap().as_ptr();

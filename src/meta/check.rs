@@ -3,11 +3,14 @@
 //!
 //! It reads in pages and keeps about a hundred bytes per node and per shared slice. The pages are not one snapshot:
 //! on a volume in use a finding may be a change that went by. It changes nothing.
+//!
+//! What is stored and does not decode is a finding, too. What it may stand for is unknown then, so nothing is said of
+//! the others that could be its fault: an entry whose node cannot be read is not called dangling.
 
 use super::engine::{Cursor, Engine, Scan};
 use super::outside;
 use super::record::{Counter, Dentry, DirStat, Key, Record};
-use crate::base::{Attr, ChunkIndex, Fault, Ino, Kind, Name, Outcome, SessionId, Slice, SliceId};
+use crate::base::{Attr, ChunkIndex, Fault, FaultKind, Ino, Kind, Name, Outcome, SessionId, Slice, SliceId, Stop};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
@@ -121,6 +124,10 @@ pub enum Finding {
         session: SessionId,
         ino: Ino,
     },
+    /// Something is stored that is no record.
+    Unreadable {
+        why: String,
+    },
 }
 
 impl fmt::Display for Finding {
@@ -168,6 +175,7 @@ impl fmt::Display for Finding {
             LostDirStat { dir } => write!(f, "statistics of directory {dir}, which is not there"),
             MissingTarget { ino } => write!(f, "symlink {ino} has no target"),
             SustainedMissing { session, ino } => write!(f, "session {session} holds {ino} open, which is not there"),
+            Unreadable { why } => write!(f, "a record cannot be read: {why}"),
         }
     }
 }
@@ -224,8 +232,57 @@ impl Node {
     }
 }
 
+/// What is not known in full, for some of it cannot be read.
+#[derive(Default)]
+struct Gaps {
+    nodes: bool,
+    entries: bool,
+    link_parents: bool,
+    slices: bool,
+}
+
+impl Gaps {
+    fn at(&mut self, key: &Scan) {
+        match key {
+            Scan::Attrs => self.nodes = true,
+            Scan::AllDentries => self.entries = true,
+            Scan::AllLinkParents => self.link_parents = true,
+            Scan::Chunks | Scan::DelayedSlices => self.slices = true,
+            _ => {}
+        }
+    }
+
+    /// Whether what is missing may be the reason of the finding.
+    fn explain(&self, finding: &Finding) -> bool {
+        use Finding::*;
+        match finding {
+            DanglingDentry { .. }
+            | DentryInMissing { .. }
+            | LostChunk { .. }
+            | LostXattrs { .. }
+            | LostLinkParents { .. }
+            | LostDirStat { .. }
+            | SustainedMissing { .. }
+            | WrongCounter { .. } => self.nodes,
+            WrongLinks { .. } | WrongDirStat { .. } => self.nodes || self.entries,
+            Orphan { .. } => self.entries,
+            WrongLinkParent { .. } => self.entries || self.link_parents,
+            WrongReferences { .. } | LostSlice { .. } => self.slices,
+            DentryInNonDirectory { .. }
+            | WrongKind { .. }
+            | WrongParent { .. }
+            | Cycle { .. }
+            | DeletedButAlive { .. }
+            | BadSlice { .. }
+            | MissingTarget { .. }
+            | Unreadable { .. } => false,
+        }
+    }
+}
+
 struct Checker<'a> {
     engine: &'a dyn Engine,
+    gaps: Gaps,
     report: Report,
     nodes: HashMap<Ino, Node>,
     /// Entries by (node, directory), of nodes with several parents.
@@ -239,6 +296,7 @@ struct Checker<'a> {
 pub async fn check(engine: &dyn Engine) -> Outcome<Report> {
     let mut checker = Checker {
         engine,
+        gaps: Gaps::default(),
         report: Report::default(),
         nodes: HashMap::new(),
         link_parents: BTreeMap::new(),
@@ -256,7 +314,9 @@ pub async fn check(engine: &dyn Engine) -> Outcome<Report> {
     checker.ledgers().await?;
     checker.leftovers().await?;
     checker.slices().await?;
-    Ok(checker.report)
+    let Checker { mut report, gaps, .. } = checker;
+    report.findings.retain(|finding| !gaps.explain(finding));
+    Ok(report)
 }
 
 fn odd(key: Key, record: Record) -> Fault {
@@ -268,11 +328,42 @@ impl Checker<'_> {
         self.report.findings.push(finding);
     }
 
+    fn unreadable(&mut self, fault: &Fault) {
+        let finding = Finding::Unreadable { why: fault.to_string() };
+        if !self.report.findings.contains(&finding) {
+            self.found(finding);
+        }
+    }
+
+    /// The records of keys; those that cannot be read are findings and count as missing.
+    async fn read(&mut self, keys: &[Key]) -> Outcome<Vec<Option<Record>>> {
+        match outside(self.engine.read(keys).await) {
+            Err(Stop::Fault(fault)) if fault.kind() == FaultKind::Corrupt => {}
+            answered => return answered,
+        }
+        let mut records = Vec::with_capacity(keys.len());
+        for key in keys {
+            match outside(self.engine.read(std::slice::from_ref(key)).await) {
+                Ok(record) => records.extend(record),
+                Err(Stop::Fault(fault)) if fault.kind() == FaultKind::Corrupt => {
+                    self.unreadable(&fault);
+                    records.push(None);
+                }
+                Err(stop) => return Err(stop),
+            }
+        }
+        Ok(records)
+    }
+
     /// All rows of a scan, page by page.
     async fn each(&mut self, scan: Scan, mut row: impl FnMut(&mut Self, Key, Record) -> Outcome<()>) -> Outcome<()> {
         let mut after: Option<Cursor> = None;
         loop {
-            let page = outside(self.engine.scan(&scan, after.as_ref(), PAGE_RECORDS).await)?;
+            let page = outside(self.engine.scan_readable(&scan, after.as_ref(), PAGE_RECORDS).await)?;
+            for fault in &page.unreadable {
+                self.gaps.at(&scan);
+                self.unreadable(fault);
+            }
             for (key, record) in page.rows {
                 row(self, key, record)?;
             }
@@ -443,7 +534,7 @@ impl Checker<'_> {
         let counted: Vec<(Ino, BTreeMap<Ino, i64>)> = counted.into_iter().collect();
         for chunk in counted.chunks(PAGE_RECORDS) {
             let keys: Vec<Key> = chunk.iter().map(|(ino, _)| Key::LinkParents(*ino)).collect();
-            let records = outside(self.engine.read(&keys).await)?;
+            let records = self.read(&keys).await?;
             for ((ino, counted), record) in chunk.iter().zip(records) {
                 let stored: BTreeMap<Ino, i64> = match record {
                     Some(Record::LinkParents(parents)) => parents.into_iter().filter(|(_, count)| *count > 0).collect(),
@@ -480,7 +571,7 @@ impl Checker<'_> {
         let (space, inodes) =
             counted.fold((0, 0), |(space, inodes), (_, node)| (space + node.stat().space, inodes + 1));
         let counters = [(Counter::UsedSpace, space), (Counter::TotalInodes, inodes)];
-        let stored = outside(self.engine.read(&counters.map(|(counter, _)| Key::Counter(counter))).await)?;
+        let stored = self.read(&counters.map(|(counter, _)| Key::Counter(counter))).await?;
         for ((counter, counted), record) in counters.into_iter().zip(stored) {
             let stored = if let Some(Record::Number(stored)) = record { stored } else { 0 };
             if stored != counted {
@@ -517,7 +608,7 @@ impl Checker<'_> {
         symlinks.sort();
         for chunk in symlinks.chunks(PAGE_RECORDS) {
             let keys: Vec<Key> = chunk.iter().map(|ino| Key::Symlink(*ino)).collect();
-            let records = outside(self.engine.read(&keys).await)?;
+            let records = self.read(&keys).await?;
             for (ino, _) in chunk.iter().zip(records).filter(|(_, record)| record.is_none()) {
                 self.found(Finding::MissingTarget { ino: *ino });
             }

@@ -244,18 +244,14 @@ impl Meta {
     async fn clean_deleted(&self, removal: &Removal, due: impl Fn(Ino, i64) -> bool) -> Outcome<usize> {
         let (mut after, mut ended, mut done) = (None, false, 0);
         while !ended && done < FILES_MAX {
-            for row in self.next_page(&Scan::DeletedFiles, &mut after, &mut ended).await? {
-                let (Key::DeletedFile(ino, length), Record::Number(deleted)) = row else { continue };
-                if !due(ino, deleted) {
-                    continue;
-                }
-                if removal.is_stopped() {
-                    return Ok(done);
-                }
-                match self.reclaim_file(ino, length, removal).await {
-                    Ok(()) => done += 1,
-                    Err(error) => tracing::warn!(%ino, length, "deleted file is left for later: {error}"),
-                }
+            let rows = self.next_page(&Scan::DeletedFiles, &mut after, &mut ended).await?;
+            let files = rows.into_iter().filter_map(|row| match row {
+                (Key::DeletedFile(ino, length), Record::Number(deleted)) if due(ino, deleted) => Some((ino, length)),
+                _ => None,
+            });
+            done += self.reclaim_files(files.collect(), removal).await;
+            if removal.is_stopped() {
+                return Ok(done);
             }
         }
         Ok(done)

@@ -33,6 +33,10 @@ const REBUILT_FILE_MODE: Mode = 0o600;
 /// Longer than any path; a walk towards the root ends here in a damaged tree.
 const ANCESTORS_MAX: usize = 4096;
 
+/// Nothing of a volume is mended while a part of it cannot be read.
+pub const UNREADABLE: &str = "what it says is not known, and the rest cannot be judged without it; bring the record back \
+                              from a backup of the metadata, or remove it there by hand";
+
 /// What became of a finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mended {
@@ -66,6 +70,8 @@ pub fn stage(finding: &Finding) -> u8 {
         | Finding::LostLinkParents { .. }
         | Finding::MissingTarget { .. } => 2,
         Finding::WrongDirStat { .. } | Finding::WrongCounter { .. } | Finding::LostDirStat { .. } => 3,
+        // Before all others, and nothing is done about it.
+        Finding::Unreadable { .. } => 0,
     }
 }
 
@@ -170,6 +176,7 @@ impl Operation for Mend<'_> {
                 tx.change(Change::Delete(Key::Sustained(*session, *ino)));
                 Ok(Mended::Done(format!("session {session} no longer holds {ino}")))
             }
+            Finding::Unreadable { .. } => Ok(Mended::Left(UNREADABLE)),
             Finding::BadSlice { .. } => Ok(Mended::Left("the bytes it stood for are not known")),
             Finding::MissingTarget { .. } => {
                 Ok(Mended::Left("its target is not known; remove the link and make it anew"))

@@ -376,8 +376,8 @@ impl Engine for TestEngine {
         })
     }
 
-    async fn scan(&self, scan: &Scan, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
-        self.inner.scan(scan, after, limit).await
+    async fn scan_readable(&self, scan: &Scan, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
+        self.inner.scan_readable(scan, after, limit).await
     }
 
     async fn scan_plus(&self, dir: Ino, after: Option<&Cursor>, limit: usize) -> EngineResult<PlusPage> {

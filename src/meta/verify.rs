@@ -35,6 +35,8 @@ impl Meta {
     /// Whether what the finding says is so now. That it cannot be told, because something is changing, is a no.
     pub async fn holds(&self, finding: &Finding) -> Outcome<bool> {
         match finding {
+            // Nothing says where it is; the walks have both met it.
+            Finding::Unreadable { .. } => Ok(true),
             Finding::DanglingDentry { parent, name, ino } => {
                 let [entry, node] = self.snapshot([Key::Dentry(*parent, name.clone()), Key::Attr(*ino)]).await?;
                 Ok(named(&entry, *ino).is_some() && node.is_none())

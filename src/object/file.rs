@@ -17,7 +17,7 @@ use crate::buf::{BlockBuf, Payload, Pool};
 use crate::util::fileio;
 use async_trait::async_trait;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -166,7 +166,7 @@ fn write(path: &Path, body: &Payload) -> io::Result<()> {
         }
         other => other?,
     };
-    let written = body.iter().try_for_each(|piece| file.write_all(piece));
+    let written = body.iter().try_for_each(|piece| fileio::write_all(&mut file, piece));
     drop(file);
     written.and_then(|()| fs::rename(&temporary, path)).inspect_err(|_| {
         // The first error is the one to report; a temporary file that stays is found like one of a writer that died.

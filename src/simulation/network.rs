@@ -300,7 +300,7 @@ impl Engine for LineEngine {
         Ok((Box::new(LineTxn { line: self.0.clone(), txn }), records))
     }
 
-    async fn scan(&self, scan: &Scan, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
+    async fn scan_readable(&self, scan: &Scan, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
         self.0.ask("scan", self.0.net.engine.scan(scan, after, limit)).await
     }
 

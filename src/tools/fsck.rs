@@ -14,18 +14,19 @@
 //! for what is held in memory.
 //!
 //! Repairs ([`crate::meta::repair`]) go stage by stage, each followed by a new check, until nothing is left that can be
-//! mended. Lost data is only touched when it is said how ([`OnLost`]).
+//! mended. Lost data is only touched when it is said how ([`OnLost`]). A record that does not decode is told, its slices
+//! if it had any are not looked for, and nothing is repaired beside it: what else looks wrong may follow from it.
 
 use super::lost::{self, Lost, OnLost};
 use super::slices::{SLICES_MAX, Table};
 use super::subtree::{self, Walked};
-use super::{Tally, Volume, Watch, below, listing, references};
-use crate::base::{Errno, Fault, Mode, Outcome};
+use super::{OnUnreadable, Tally, Volume, Watch, below, listing, references};
+use crate::base::{Errno, Fault, FaultKind, Mode, Outcome, Stop};
 use crate::cache::BlockKey;
 use crate::chunk::layout;
 use crate::meta::check::{Finding, check};
 use crate::meta::record::{Key, Record};
-use crate::meta::repair::{Mended, ORPHAN_AGE_SECONDS, is_statistic};
+use crate::meta::repair::{Mended, ORPHAN_AGE_SECONDS, UNREADABLE, is_statistic};
 use futures::StreamExt;
 use std::collections::HashSet;
 use std::time::Duration;
@@ -124,6 +125,13 @@ async fn tree(volume: &Volume, options: &Options, watch: &Watch, report: &mut Re
                     && matches!(finding, Finding::WrongDirStat { .. } | Finding::LostDirStat { .. }));
             by_option && !left.contains(&format!("{finding:?}"))
         };
+        let is_unreadable = |finding: &&Finding| matches!(finding, Finding::Unreadable { .. });
+        if options.repair && found.findings.iter().any(|finding| is_unreadable(&finding)) {
+            let unreadable = found.findings.iter().filter(is_unreadable).cloned();
+            report.left.extend(unreadable.map(|finding| (finding, UNREADABLE)));
+            (report.statistics, report.problems) = found.findings.into_iter().partition(is_statistic);
+            return young(volume, report).await;
+        }
         let due: Vec<Finding> = found.findings.iter().filter(|finding| wanted(finding)).cloned().collect();
         if due.is_empty() || round == ROUNDS_MAX {
             (report.statistics, report.problems) = found.findings.into_iter().partition(is_statistic);
@@ -184,8 +192,12 @@ async fn confirmed(volume: &Volume, options: &Options, watch: &Watch) -> Outcome
     let mut holding = Vec::with_capacity(first.findings.len());
     for finding in std::mem::take(&mut first.findings) {
         watch.go_on()?;
-        if volume.meta.holds(&finding).await? {
-            holding.push(finding);
+        match volume.meta.holds(&finding).await {
+            Ok(true) => holding.push(finding),
+            Ok(false) => {}
+            // What cannot be read is a finding of its own, and this one cannot be told without it.
+            Err(Stop::Fault(fault)) if fault.kind() == FaultKind::Corrupt => {}
+            Err(stop) => return Err(stop),
         }
     }
     Ok(Walked { findings: holding, ..first })
@@ -209,7 +221,7 @@ async fn blocks(volume: &Volume, options: &Options, watch: &Watch, report: &mut 
     let mut from = 0;
     loop {
         watch.progress.phase("slices");
-        let mut table = Table::collect(volume, from, SLICES_MAX, watch).await?;
+        let mut table = Table::collect(volume, from, SLICES_MAX, OnUnreadable::Skip, watch).await?;
         for row in table.rows().iter().filter(|row| row.mentioned) {
             report.slices.add(row.size.into());
         }

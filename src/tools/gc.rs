@@ -35,7 +35,7 @@
 use super::fsck::block_of;
 use super::references::{self, Sized};
 use super::slices::{Class, SLICES_MAX, Table};
-use super::{PAGE_RECORDS, StoreRemover, Tally, Volume, Watch, listing};
+use super::{OnUnreadable, PAGE_RECORDS, StoreRemover, Tally, Volume, Watch, listing};
 use crate::base::{ChunkIndex, Errno, Fault, Ino, Outcome, SliceId, Stop};
 use crate::buf::Payload;
 use crate::cache::BlockKey;
@@ -140,7 +140,7 @@ pub async fn run(volume: &Volume, options: &Options, watch: &Watch, report: &mut
     let mut from = 0;
     loop {
         watch.progress.phase("slices");
-        let table = Table::collect(volume, from, SLICES_MAX, watch).await?;
+        let table = Table::collect(volume, from, SLICES_MAX, OnUnreadable::Fail, watch).await?;
         let mut unmentioned: HashSet<Sized> = HashSet::new();
         for row in table.rows().iter().filter(|row| row.class == Class::Used) {
             if row.mentioned {

@@ -123,7 +123,7 @@ async fn an_object_that_was_put_anew_is_kept() {
     v.store.put(&name, vec![0; 10].into()).await.unwrap();
     let (watch, _stopper) = v.watch();
     let mut report = Report::default();
-    let table = Table::collect(&v.volume, 0, 10, &watch).await.unwrap();
+    let table = Table::collect(&v.volume, 0, 10, OnUnreadable::Fail, &watch).await.unwrap();
     let options = options(true);
     let mut pass = Pass {
         volume: &v.volume,

@@ -4,7 +4,7 @@
 //! unless it was asked for. A client that still has the block in its cache or waiting for its upload may be its last
 //! owner: that is worth a look before anything is decided.
 
-use super::{Tally, Volume, Watch};
+use super::{OnUnreadable, Tally, Volume, Watch};
 use crate::base::slice::resolve;
 use crate::base::{ChunkIndex, Errno, Fault, Ino, Name, Outcome, Slice, SliceId, Stop};
 use crate::cache::BlockKey;
@@ -127,7 +127,7 @@ pub(super) async fn owners(volume: &Volume, lost: &Lost, watch: &Watch) -> Outco
     let slices = lost.slices();
     let mut owners: Vec<Owner> = Vec::new();
     watch
-        .each(&volume.meta, Scan::Chunks, |key, record| {
+        .each_or(OnUnreadable::Skip, &volume.meta, Scan::Chunks, |key, record| {
             if let (Key::Chunk(ino, index), Record::Slices(records)) = (key, record) {
                 let named = records.iter().filter(|slice| slices.contains(&slice.id));
                 owners.extend(named.map(|slice| (ino, index, slice.id)));

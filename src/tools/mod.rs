@@ -103,6 +103,15 @@ impl Progress {
     }
 }
 
+/// What becomes of a walk over records of which one does not decode.
+#[derive(Clone, Copy, Debug)]
+pub enum OnUnreadable {
+    /// It ends: what is not known could be in use.
+    Fail,
+    /// It goes on, for what does not decode is a finding already.
+    Skip,
+}
+
 /// How a tool is watched and ended.
 #[derive(Clone)]
 pub struct Watch {
@@ -117,11 +126,24 @@ impl Watch {
     }
 
     /// All rows of a scan, page by page.
-    async fn each(&self, meta: &Meta, scan: Scan, mut row: impl FnMut(Key, Record)) -> Outcome<()> {
+    async fn each(&self, meta: &Meta, scan: Scan, row: impl FnMut(Key, Record)) -> Outcome<()> {
+        self.each_or(OnUnreadable::Fail, meta, scan, row).await
+    }
+
+    async fn each_or(
+        &self,
+        on_unreadable: OnUnreadable,
+        meta: &Meta,
+        scan: Scan,
+        mut row: impl FnMut(Key, Record),
+    ) -> Outcome<()> {
         let mut after = None;
         loop {
             self.go_on()?;
-            let page = outside(meta.engine().scan(&scan, after.as_ref(), PAGE_RECORDS).await)?;
+            let page = outside(match on_unreadable {
+                OnUnreadable::Fail => meta.engine().scan(&scan, after.as_ref(), PAGE_RECORDS).await,
+                OnUnreadable::Skip => meta.engine().scan_readable(&scan, after.as_ref(), PAGE_RECORDS).await,
+            })?;
             self.progress.add(page.rows.len() as u64);
             page.rows.into_iter().for_each(|(key, record)| row(key, record));
             match page.next {

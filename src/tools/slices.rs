@@ -6,7 +6,7 @@
 //! memory. While a pass collects, what is mentioned more than once is held more than once, so a pass may take twice
 //! 256 MiB. Of the store nothing is held at all.
 
-use super::{Volume, Watch};
+use super::{OnUnreadable, Volume, Watch};
 use crate::base::{Outcome, SliceId};
 use crate::cache::BlockKey;
 use crate::chunk::layout;
@@ -55,25 +55,31 @@ impl Table {
     }
 
     /// Slices from id `from` on, of which at most `max`.
-    pub async fn collect(volume: &Volume, from: u64, max: usize, watch: &Watch) -> Outcome<Table> {
+    pub async fn collect(
+        volume: &Volume,
+        from: u64,
+        max: usize,
+        on_unreadable: OnUnreadable,
+        watch: &Watch,
+    ) -> Outcome<Table> {
         let mut table = Table { rows: Vec::new(), from, until: None, max };
         let meta = &volume.meta;
         watch
-            .each(meta, Scan::Chunks, |_, record| {
+            .each_or(on_unreadable, meta, Scan::Chunks, |_, record| {
                 if let Record::Slices(slices) = record {
                     slices.iter().for_each(|slice| table.push(slice.id, slice.size, Class::Used, true));
                 }
             })
             .await?;
         watch
-            .each(meta, Scan::DelayedSlices, |_, record| {
+            .each_or(on_unreadable, meta, Scan::DelayedSlices, |_, record| {
                 if let Record::Slices(slices) = record {
                     slices.iter().for_each(|slice| table.push(slice.id, slice.size, Class::Delayed, false));
                 }
             })
             .await?;
         watch
-            .each(meta, Scan::SliceRefs, |key, record| {
+            .each_or(on_unreadable, meta, Scan::SliceRefs, |key, record| {
                 if let (Key::SliceRef(id, size), Record::Number(references)) = (key, record) {
                     let class = if references > 0 { Class::Used } else { Class::Pending };
                     table.push(id, size, class, false);

@@ -150,9 +150,8 @@ pub async fn read_everything(meta: &Meta, volume: &Volume, told: &str) {
     read_sessions(meta, volume, told).await;
     read_setting(meta, told).await;
     let checked = asked("check", told, crate::meta::check::check(&**meta.engine())).await;
-    for finding in checked.into_iter().flat_map(|report| report.findings) {
-        sentence(&finding);
-    }
+    let report = checked.unwrap_or_else(|| panic!("there is no report after {told}"));
+    report.findings.iter().for_each(|finding| drop(sentence(finding)));
     for scan in [
         Scan::AllDentries,
         Scan::Attrs,

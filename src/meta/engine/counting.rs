@@ -82,9 +82,9 @@ impl Engine for CountingEngine {
         Ok((Box::new(CountingTxn { inner, trips: self.trips.clone() }), records))
     }
 
-    async fn scan(&self, scan: &Scan, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
+    async fn scan_readable(&self, scan: &Scan, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
         self.count(|trips| trips.scan += 1);
-        self.inner.scan(scan, after, limit).await
+        self.inner.scan_readable(scan, after, limit).await
     }
 
     async fn scan_plus(&self, dir: Ino, after: Option<&Cursor>, limit: usize) -> EngineResult<PlusPage> {

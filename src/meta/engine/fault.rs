@@ -115,9 +115,9 @@ impl Engine for FaultEngine {
         Ok((Box::new(FaultTxn { inner, dice: self.dice.clone() }), records))
     }
 
-    async fn scan(&self, scan: &Scan, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
+    async fn scan_readable(&self, scan: &Scan, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
         self.dice.before("scan", |plan| plan.outside).await?;
-        self.inner.scan(scan, after, limit).await
+        self.inner.scan_readable(scan, after, limit).await
     }
 
     async fn scan_plus(&self, dir: Ino, after: Option<&Cursor>, limit: usize) -> EngineResult<PlusPage> {

@@ -277,7 +277,7 @@ fn page(mut rows: Vec<(Key, Record)>, after: Option<&Cursor>, limit: usize) -> P
         rows.truncate(limit);
         rows.last().map(|(key, _)| Cursor(Bytes::copy_from_slice(name_of(key).as_bytes())))
     });
-    Page { rows, next: next.flatten() }
+    Page { rows, next: next.flatten(), ..Page::default() }
 }
 
 #[async_trait]
@@ -313,17 +313,17 @@ impl Engine for MemEngine {
         Ok((Box::new(MemTxn(self.clone())), records))
     }
 
-    async fn scan(&self, scan: &Scan, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
+    async fn scan_readable(&self, scan: &Scan, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
         let rows = self.0.lock().rows(scan);
         Ok(match scan {
             Scan::Dentries(_) => page(rows, after, limit.max(1)),
-            _ => Page { rows, next: None },
+            _ => Page { rows, ..Page::default() },
         })
     }
 
     async fn scan_plus(&self, dir: Ino, after: Option<&Cursor>, limit: usize) -> EngineResult<PlusPage> {
         let store = self.0.lock();
-        let Page { rows, next } = page(store.rows(&Scan::Dentries(dir)), after, limit.max(1));
+        let Page { rows, next, .. } = page(store.rows(&Scan::Dentries(dir)), after, limit.max(1));
         let entries = rows
             .into_iter()
             .map(|row| match row {

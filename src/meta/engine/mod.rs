@@ -19,7 +19,7 @@ pub mod sql;
 pub mod suite;
 
 use super::record::{Counter, Dentry, DirStat, Key, PlockRange, QuotaOwner, Record};
-use crate::base::{Attr, AttrPatch, ChunkIndex, Fault, FieldMask, Ino, Name, SessionId, Slice, SliceId};
+use crate::base::{Attr, AttrPatch, ChunkIndex, Fault, FaultKind, FieldMask, Ino, Name, SessionId, Slice, SliceId};
 use async_trait::async_trait;
 use bytes::Bytes;
 
@@ -183,7 +183,27 @@ pub struct Cursor(pub Bytes);
 #[derive(Debug, Default)]
 pub struct Page {
     pub rows: Vec<(Key, Record)>,
+    /// What is stored there and is no record, one fault of the kind `Corrupt` each.
+    pub unreadable: Vec<Fault>,
     pub next: Option<Cursor>,
+}
+
+impl Page {
+    /// Of the answers to a question, what decodes and what does not; any other failure is one of the question.
+    fn gather(
+        answers: impl IntoIterator<Item = EngineResult<(Key, Record)>>,
+        next: Option<Cursor>,
+    ) -> EngineResult<Page> {
+        let mut page = Page { next, ..Page::default() };
+        for answer in answers {
+            match answer {
+                Ok(row) => page.rows.push(row),
+                Err(EngineError::Fault(fault)) if fault.kind() == FaultKind::Corrupt => page.unreadable.push(fault),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(page)
+    }
 }
 
 /// A page of a directory with attributes; `None` for an entry whose node is missing.
@@ -230,8 +250,18 @@ pub trait Engine: Send + Sync + 'static {
     /// Opens a transaction and does its first load in the same trip.
     async fn begin(&self, first: &[Key]) -> EngineResult<(Box<dyn EngineTxn>, Vec<Option<Record>>)>;
 
-    /// Up to about `limit` records of the scan after `after` (from the start when `None`).
-    async fn scan(&self, scan: &Scan, after: Option<&Cursor>, limit: usize) -> EngineResult<Page>;
+    /// Up to about `limit` records of the scan after `after` (from the start when `None`), and what there does not
+    /// decode.
+    async fn scan_readable(&self, scan: &Scan, after: Option<&Cursor>, limit: usize) -> EngineResult<Page>;
+
+    /// The same, for all who cannot do with a part: what does not decode is a failure.
+    async fn scan(&self, scan: &Scan, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
+        let mut page = self.scan_readable(scan, after, limit).await?;
+        match page.unreadable.pop() {
+            Some(fault) => Err(fault.into()),
+            None => Ok(page),
+        }
+    }
 
     /// Like `Scan::Dentries`, each entry with its node's attributes. At most two trips.
     async fn scan_plus(&self, dir: Ino, after: Option<&Cursor>, limit: usize) -> EngineResult<PlusPage>;

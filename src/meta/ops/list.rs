@@ -58,7 +58,7 @@ impl Meta {
 
     /// As `list`, without attributes.
     pub async fn list_names(&self, dir: Ino, after: Option<&Cursor>, limit: usize) -> Outcome<NamesPage> {
-        let Page { rows, next } = outside(self.engine().scan(&Scan::Dentries(dir), after, limit).await)?;
+        let Page { rows, next, .. } = outside(self.engine().scan(&Scan::Dentries(dir), after, limit).await)?;
         let entries = rows
             .into_iter()
             .filter_map(|row| match row {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::base::{Slice, Timestamp};
+use crate::meta::engine::counting::{CountingEngine, Trips};
 use crate::meta::engine::fault::{FaultEngine, FaultPlan};
 use crate::meta::testing::{self, Store, volume, volume_on};
 use crate::util::clock::SystemClock;
@@ -194,4 +195,69 @@ fn the_queue_is_bounded() {
     queue.push((0..QUEUE_MAX as u64 + 10).map(|id| Garbage::Slice { id: SliceId(id), size: 1 }));
     queue.push([Garbage::File { ino: FILE, length: 0 }]);
     assert_eq!(queue.waiting.lock().len(), QUEUE_MAX);
+}
+
+/// Deleted files with one slice each, their inodes from `FILE` on.
+fn short_files(count: u64) -> Vec<Change> {
+    let one = |i: u64| {
+        let ino = Ino(FILE.0 + i);
+        [
+            Change::Put(Key::Chunk(ino, ChunkIndex(0)), Record::Slices(vec![slice(i + 1)])),
+            Change::Put(Key::SliceRef(SliceId(i + 1), 100), Record::Number(1)),
+            Change::Put(Key::DeletedFile(ino, 100), Record::Number(1)),
+        ]
+    };
+    (0..count).flat_map(one).collect()
+}
+
+#[tokio::test]
+async fn short_files_go_together() {
+    for listed in [true, false] {
+        let store = Store::new().await;
+        let engine = if listed { store.engine().await } else { store.unlisted_engine().await };
+        let listed = engine.lists_chunks_of_file();
+        let counting = Arc::new(CountingEngine::new(engine));
+        let meta = volume_on(counting.clone(), Arc::new(SystemClock)).await;
+        let removed = Arc::new(Removed::default());
+        let count = GROUP as u64;
+        meta.run(&Put(short_files(count))).await.unwrap();
+        let (_stopper, stop) = stop_signal();
+        counting.take();
+        let files = (0..count).map(|i| (Ino(FILE.0 + i), 100)).collect();
+        let done = meta.reclaim_files(files, &Removal::new(removed.clone(), 2, stop)).await;
+        assert_eq!((done, removed.slices.lock().len()), (GROUP, GROUP), "listed {listed}");
+        let found =
+            if listed { Trips { scan: count, ..Trips::default() } } else { Trips { read: 1, ..Trips::default() } };
+        assert_eq!(counting.take(), Trips { begin: 2, commit: 2, ..found }, "listed {listed}");
+        for scan in [Scan::Chunks, Scan::DeletedFiles, Scan::SliceRefs] {
+            assert_eq!(rows(&meta, scan).await, [], "listed {listed}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_one_file_is_not_held_against_the_others() {
+    for listed in [true, false] {
+        let store = Store::new().await;
+        let engine = if listed { store.engine().await } else { store.unlisted_engine().await };
+        let meta = volume_on(engine, Arc::new(SystemClock)).await;
+        let removed = Arc::new(Removed::default());
+        let (there, long) = (Ino(FILE.0 + 3), Ino(FILE.0 + 5));
+        let attr = meta.getattr(Ino::ROOT).await.unwrap();
+        let mut volume = short_files(10);
+        volume.push(Change::Put(Key::Attr(there), Record::Attr(attr)));
+        // It was longer once.
+        volume.push(Change::Put(Key::Chunk(long, ChunkIndex(9)), Record::Slices(vec![slice(99)])));
+        volume.push(Change::Put(Key::SliceRef(SliceId(99), 100), Record::Number(1)));
+        meta.run(&Put(volume)).await.unwrap();
+        for i in 0..10 {
+            meta.queue_deleted_file(Ino(FILE.0 + i), 100);
+        }
+        work_off(&meta, &removed, async || rows(&meta, Scan::DeletedFiles).await.len() == 1).await;
+        assert_eq!(rows(&meta, Scan::DeletedFiles).await, [Key::DeletedFile(there, 100)], "listed {listed}");
+        assert_eq!(rows(&meta, Scan::Chunks).await, [Key::Chunk(there, ChunkIndex(0))], "listed {listed}");
+        assert_eq!(testing::references(&meta, SliceId(4), 100).await, 1, "listed {listed}");
+        assert!(!removed.slices.lock().contains(&(SliceId(4), 100)), "listed {listed}");
+        assert_eq!(removed.slices.lock().len(), 10, "listed {listed}");
+    }
 }

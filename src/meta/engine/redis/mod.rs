@@ -156,8 +156,14 @@ impl RedisEngine {
 
 /// Reads records: one command where one is enough, else one transaction, so that the answer is a snapshot.
 async fn load_by(connection: &Connection, keys: &[Key]) -> EngineResult<Vec<Option<Record>>> {
+    let mut replies = ask_by(connection, keys).await?;
+    keys.iter().map(|key| codec::answer(key, &mut replies)).collect()
+}
+
+/// The replies that `codec::answer` makes the records of the keys of.
+async fn ask_by(connection: &Connection, keys: &[Key]) -> EngineResult<Replies> {
     if keys.is_empty() {
-        return Ok(Vec::new());
+        return Ok(Replies::new(Vec::new()));
     }
     let values = match mget(keys) {
         Some(cmd) => match connection.query(&cmd).await? {
@@ -177,8 +183,7 @@ async fn load_by(connection: &Connection, keys: &[Key]) -> EngineResult<Vec<Opti
             connection.query_all(&pipeline, pipeline.len() > 1).await?
         }
     };
-    let mut replies = Replies::new(values);
-    keys.iter().map(|key| codec::answer(key, &mut replies)).collect()
+    Ok(Replies::new(values))
 }
 
 /// Records that are plain strings take one command together, which is a snapshot without a transaction around it.
@@ -263,7 +268,7 @@ impl Engine for RedisEngine {
         Ok((Box::new(RedisTxn(self.clone())), records))
     }
 
-    async fn scan(&self, scan: &Scan, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
+    async fn scan_readable(&self, scan: &Scan, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
         scan::page(&self.bulk, scan, after, limit).await
     }
 

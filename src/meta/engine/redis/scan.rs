@@ -79,7 +79,8 @@ pub(super) async fn plus_page(
     {
         return Ok(page);
     }
-    let Page { rows, next } = dentries(connection, dir, after, limit.clamp(1, PAGE_MAX)).await?;
+    let step = dir_step(connection, dir, after, limit.clamp(1, PAGE_MAX)).await?;
+    let (rows, next) = (entries_of(connection, dir, step.items)?.collect::<EngineResult<_>>()?, going_on(step.next));
     let entries = named(rows);
     let inodes: Vec<Ino> = entries.iter().map(|(_, dentry)| dentry.ino).collect();
     let attrs = attrs_of(connection, &inodes).await?;
@@ -100,8 +101,7 @@ async fn small(connection: &Connection, dir: Ino, limit: usize) -> EngineResult<
         },
         _ => return Err(connection.odd_reply("list")),
     };
-    let mut rows = Vec::with_capacity(attrs.len());
-    entries_of(dir, items, &mut rows).ok_or_else(|| connection.odd_reply("list"))??;
+    let rows: Vec<_> = entries_of(connection, dir, items)?.collect::<EngineResult<_>>()?;
     if rows.len() != attrs.len() {
         return Err(connection.odd_reply("list"));
     }
@@ -243,26 +243,27 @@ async fn fields(
 ) -> EngineResult<Page> {
     let step = collection_step(connection, "HSCAN", hash.as_bytes(), position(after)?, limit).await?;
     let pairs = pairs(step.items).ok_or_else(|| connection.odd_reply("scan"))?;
-    let rows = pairs.into_iter().filter_map(|(field, value)| row(field, value)).collect::<EngineResult<_>>()?;
-    Ok(Page { rows, next: going_on(step.next) })
+    Page::gather(pairs.into_iter().filter_map(|(field, value)| row(field, value)), going_on(step.next))
 }
 
 async fn dentries(connection: &Connection, dir: Ino, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
-    let step = collection_step(connection, "HSCAN", dir_key(dir).as_bytes(), position(after)?, limit).await?;
-    let mut rows = Vec::new();
-    entries_of(dir, step.items, &mut rows).ok_or_else(|| connection.odd_reply("scan"))??;
-    Ok(Page { rows, next: going_on(step.next) })
+    let step = dir_step(connection, dir, after, limit).await?;
+    Page::gather(entries_of(connection, dir, step.items)?, going_on(step.next))
 }
 
-fn entries_of(dir: Ino, items: Value, rows: &mut Vec<(Key, Record)>) -> Option<EngineResult<()>> {
-    for (name, value) in pairs(items)? {
+async fn dir_step(connection: &Connection, dir: Ino, after: Option<&Cursor>, limit: usize) -> EngineResult<Step> {
+    collection_step(connection, "HSCAN", dir_key(dir).as_bytes(), position(after)?, limit).await
+}
+
+fn entries_of(connection: &Connection, dir: Ino, items: Value) -> EngineResult<impl Iterator<Item = Row>> {
+    let pairs = pairs(items).ok_or_else(|| connection.odd_reply("list"))?;
+    Ok(pairs.into_iter().map(move |(name, value)| {
         let key = Key::Dentry(dir, Name::stored(name));
         match decode_dentry(&value) {
-            Some(dentry) => rows.push((key, Record::Dentry(dentry))),
-            None => return Some(Err(corrupt(&key))),
+            Some(dentry) => Ok((key, Record::Dentry(dentry))),
+            None => Err(corrupt(&key)),
         }
-    }
-    Some(Ok(()))
+    }))
 }
 
 /// The cursor is the SCAN cursor followed by (directory, HSCAN cursor) pairs of the directories found and not yet
@@ -295,10 +296,11 @@ async fn all_dentries(connection: &Connection, after: Option<&Cursor>, limit: us
         let values = connection.query_all(&pipeline, false).await?;
         for ((dir, _), value) in now.into_iter().zip(values) {
             if let Value::ServerError(error) = &value {
-                return Err(super::conn::server_fault(error, "scan").with("inode", dir).into());
+                rows.push(Err(super::conn::server_fault(error, "scan").with("inode", dir).into()));
+                continue;
             }
             let step = step_of(value).ok_or_else(|| connection.odd_reply("scan"))?;
-            entries_of(Ino(dir), step.items, &mut rows).ok_or_else(|| connection.odd_reply("scan"))??;
+            rows.extend(entries_of(connection, Ino(dir), step.items)?);
             if step.next != 0 {
                 open.push((dir, step.next));
             }
@@ -306,7 +308,7 @@ async fn all_dentries(connection: &Connection, after: Option<&Cursor>, limit: us
     }
     let ended = next == 0 && open.is_empty();
     let state: Vec<u64> = std::iter::once(next).chain(open.into_iter().flat_map(|(dir, at)| [dir, at])).collect();
-    Ok(Page { rows, next: (!ended).then(|| cursor_of(&state)) })
+    Page::gather(rows, (!ended).then(|| cursor_of(&state)))
 }
 
 /// Records with a key of their own: the keys of one step, then what they hold.
@@ -322,15 +324,16 @@ async fn by_key(
     let step = scan_step(connection, "SCAN", None, position(after)?, &options).await?;
     let names = strings(step.items).ok_or_else(|| connection.odd_reply("scan"))?;
     let keys: Vec<Key> = names.iter().filter_map(|name| parse_key(name)).filter(wanted).collect();
-    Ok(Page { rows: rows_of(connection, keys).await?, next: going_on(step.next) })
+    Page::gather(rows_of(connection, keys).await?, going_on(step.next))
 }
 
 /// What is stored under keys that were there a moment ago.
-async fn rows_of(connection: &Connection, keys: Vec<Key>) -> EngineResult<Vec<(Key, Record)>> {
+async fn rows_of(connection: &Connection, keys: Vec<Key>) -> EngineResult<Vec<Row>> {
     let mut rows = Vec::with_capacity(keys.len());
     for part in keys.chunks(MGET_MAX) {
-        let records = super::load_by(connection, part).await?;
-        rows.extend(part.iter().cloned().zip(records).filter_map(|(key, record)| Some((key, record?))));
+        let mut replies = super::ask_by(connection, part).await?;
+        let row = |key: &Key| Some(codec::answer(key, &mut replies).transpose()?.map(|record| (key.clone(), record)));
+        rows.extend(part.iter().filter_map(row));
     }
     Ok(rows)
 }
@@ -374,7 +377,7 @@ async fn deleted_files(connection: &Connection, after: Option<&Cursor>, limit: u
             None => Err(corrupt(&key)),
         })
     };
-    Ok(Page { rows: pairs.into_iter().filter_map(row).collect::<EngineResult<_>>()?, next: going_on(step.next) })
+    Page::gather(pairs.into_iter().filter_map(row), going_on(step.next))
 }
 
 async fn sustained(
@@ -385,26 +388,27 @@ async fn sustained(
 ) -> EngineResult<Page> {
     let step = collection_step(connection, "SSCAN", sustained_key(session).as_bytes(), position(after)?, limit).await?;
     let members = strings(step.items).ok_or_else(|| connection.odd_reply("scan"))?;
-    let row = |ino: u64| (Key::Sustained(session, Ino(ino)), Record::Number(1));
-    Ok(Page { rows: members.iter().filter_map(|m| parse(m)).map(row).collect(), next: going_on(step.next) })
+    let row = |ino: u64| Ok((Key::Sustained(session, Ino(ino)), Record::Number(1)));
+    Page::gather(members.iter().filter_map(|m| parse(m)).map(row), going_on(step.next))
 }
 
 async fn sessions(connection: &Connection, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
     let step = collection_step(connection, "ZSCAN", ALL_SESSIONS.as_bytes(), position(after)?, limit).await?;
     let pairs = pairs(step.items).ok_or_else(|| connection.odd_reply("scan"))?;
-    let mut found: Vec<(SessionId, i64)> = Vec::with_capacity(pairs.len());
+    let mut found: Vec<(SessionId, Option<i64>)> = Vec::with_capacity(pairs.len());
     for (member, score) in &pairs {
         if let Some(session) = parse(member).map(SessionId) {
-            found.push((session, parse_score(score).ok_or_else(|| corrupt(&Key::Session(session)))?));
+            found.push((session, parse_score(score)));
         }
     }
     let names: Vec<u64> = found.iter().map(|(session, _)| session.0).collect();
     let infos = hmget(connection, &[SESSION_INFOS], &names).await?;
-    let row = |((session, expire), mut info): ((SessionId, i64), Vec<Option<Vec<u8>>>)| {
-        let info = info.pop().flatten().unwrap_or_default().into();
-        (Key::Session(session), Record::Session(Session { expire, info }))
+    let row = |((session, expire), mut info): ((SessionId, Option<i64>), Vec<Option<Vec<u8>>>)| {
+        let (key, info) = (Key::Session(session), info.pop().flatten().unwrap_or_default().into());
+        let expire = expire.ok_or_else(|| corrupt(&key))?;
+        Ok((key, Record::Session(Session { expire, info })))
     };
-    Ok(Page { rows: found.into_iter().zip(infos).map(row).collect(), next: going_on(step.next) })
+    Page::gather(found.into_iter().zip(infos).map(row), going_on(step.next))
 }
 
 async fn dir_stats(connection: &Connection, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
@@ -421,8 +425,7 @@ async fn dir_stats(connection: &Connection, after: Option<&Cursor>, limit: usize
         let stat = DirStat { space: n(Some(&space))?, length: n(rest[0].as_ref())?, inodes: n(rest[1].as_ref())? };
         Ok((key, Record::DirStat(stat)))
     };
-    let rows = spaces.into_iter().zip(rest).map(row).collect::<EngineResult<_>>()?;
-    Ok(Page { rows, next: going_on(step.next) })
+    Page::gather(spaces.into_iter().zip(rest).map(row), going_on(step.next))
 }
 
 /// Directories, users, groups in turn; the cursor is (family, position).
@@ -439,24 +442,24 @@ async fn quotas(connection: &Connection, after: Option<&Cursor>, limit: usize) -
     let used = numbered(connection, step.items)?;
     let names: Vec<u64> = used.iter().map(|(id, _)| *id).collect();
     let rest = hmget(connection, &[limits, spaces], &names).await?;
-    let mut rows = Vec::with_capacity(used.len());
-    for ((id, inodes), mut rest) in used.into_iter().zip(rest) {
-        let Some(owner) = owner(id) else { continue };
-        let key = Key::Quota(owner);
-        let parse = |value: &[u8]| {
-            let n = std::str::from_utf8(value).ok().and_then(|text| text.parse::<i64>().ok());
-            n.ok_or_else(|| corrupt(&key))
+    let row = |((id, inodes), mut rest): ((u64, Vec<u8>), Vec<Option<Vec<u8>>>)| {
+        let key = Key::Quota(owner(id)?);
+        let mut record = || {
+            let parse = |value: &[u8]| {
+                let n = std::str::from_utf8(value).ok().and_then(|text| text.parse::<i64>().ok());
+                n.ok_or_else(|| corrupt(&key))
+            };
+            let space = rest.pop().flatten().map(|space| parse(&space)).transpose()?;
+            quota_record(&key, rest.pop().flatten().as_deref(), space, parse(&inodes)?)
         };
-        let space = rest.pop().flatten().map(|space| parse(&space)).transpose()?;
-        let record = quota_record(&key, rest.pop().flatten().as_deref(), space, parse(&inodes)?)?;
-        rows.push((key, record));
-    }
+        Some(record().map(|record| (key.clone(), record)))
+    };
     let next = match step.next {
         0 if family == 2 => None,
         0 => Some(cursor_of(&[family + 1, 0])),
         at => Some(cursor_of(&[family, at])),
     };
-    Ok(Page { rows, next })
+    Page::gather(used.into_iter().zip(rest).filter_map(row), next)
 }
 
 /// Fields that are numbers, with their values.
@@ -502,10 +505,11 @@ async fn locks_of(connection: &Connection, session: SessionId) -> EngineResult<P
     let keys: Vec<Key> = names.iter().filter_map(|name| parse_key(name)).filter(lock).collect();
     let mut rows = rows_of(connection, keys).await?;
     // The set may name a key where the session holds nothing any more.
-    rows.retain(|(_, record)| match record {
-        Record::Flocks(holders) => holders.iter().any(|h| h.session == session),
-        Record::Plocks(holders) => holders.iter().any(|h| h.session == session),
-        _ => false,
+    rows.retain(|row| match row {
+        Ok((_, Record::Flocks(holders))) => holders.iter().any(|h| h.session == session),
+        Ok((_, Record::Plocks(holders))) => holders.iter().any(|h| h.session == session),
+        Ok(_) => false,
+        Err(_) => true,
     });
-    Ok(Page { rows, next: None })
+    Page::gather(rows, None)
 }

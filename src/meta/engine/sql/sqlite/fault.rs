@@ -1,7 +1,7 @@
 //! What SQLite says when it cannot, in the words of the engine: which errors pass by themselves, which are answers
 //! about the place (full, read-only, not a database), and which are broken promises.
 
-use crate::base::Fault;
+use crate::base::{Fault, FaultKind};
 use crate::meta::engine::EngineError;
 use rusqlite::ErrorCode;
 use std::fmt::Debug;
@@ -32,6 +32,14 @@ impl Failed {
     /// A record that does not decode.
     pub fn corrupt(key: &dyn Debug) -> Failed {
         undecoded(key).into()
+    }
+
+    /// Why a record does not decode; every other failure stays one.
+    pub fn into_corrupt(self) -> Result<Fault, Failed> {
+        match self {
+            Failed::Fault(fault) if fault.kind() == FaultKind::Corrupt => Ok(fault),
+            failed => Err(failed),
+        }
     }
 
     /// Somebody else holds a lock that is given up soon: another process commits, recovers or closes.

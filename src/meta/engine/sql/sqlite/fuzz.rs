@@ -63,7 +63,10 @@ impl Rows {
             // One row, in each of at most three parts.
             for page in 0.. {
                 assert!(page < 8, "{scan:?} of one row does not end");
-                let Page { rows, next } = reading.scan(&scan, after.as_ref(), 1).map_err(fault)?;
+                let Page { rows, unreadable, next } = reading.scan(&scan, after.as_ref(), 1).map_err(fault)?;
+                if let Some(fault) = unreadable.into_iter().next() {
+                    return Err(fault);
+                }
                 records.extend(rows);
                 after = next;
                 if after.is_none() {

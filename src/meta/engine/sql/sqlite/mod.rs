@@ -206,7 +206,7 @@ impl Engine for SqliteEngine {
         Ok((Box::new(SqliteTxn(self.0.clone())), records))
     }
 
-    async fn scan(&self, scan: &Scan, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
+    async fn scan_readable(&self, scan: &Scan, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
         let page = self.0.read("scan records", |reading| reading.scan(scan, after, limit)).await?;
         Ok(page.unwrap_or_default())
     }

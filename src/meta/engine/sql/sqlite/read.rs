@@ -115,6 +115,10 @@ fn undecoded_row(what: &dyn Debug, row: &Row<'_>) -> Fault {
     fault
 }
 
+/// Rows of a scan, each with the number that the next page goes on after: what it holds, if it is still there, or why
+/// that is no record.
+type Rows = Vec<(i64, Result<Option<(Key, Record)>, Fault>)>;
+
 /// Where a scan goes on: after this row of this part. A scan over two tables has two parts.
 struct Place {
     part: u8,
@@ -171,6 +175,23 @@ impl Reading<'_> {
             out.push(decode(row).ok_or_else(|| undecoded_row(what, row))?);
         }
         Ok(out)
+    }
+
+    /// Rows of a scan with the numbers that the next page goes on after, which are in column `numbered`.
+    fn rows(
+        &self,
+        text: &str,
+        params: impl Params,
+        what: &dyn Debug,
+        numbered: usize,
+        mut decode: impl FnMut(&Row<'_>) -> Option<(Key, Record)>,
+    ) -> Result<Rows, Failed> {
+        let numbered = |row: &Row<'_>| {
+            let number = int(row, numbered).ok_or_else(|| undecoded_row(what, row))?;
+            Ok::<_, Failed>((number, decode(row).map(Some).ok_or_else(|| undecoded_row(what, row))))
+        };
+        let mut statement = self.conn.prepare_cached(text)?;
+        statement.query(params)?.and_then(numbered).collect()
     }
 
     /// Several records of one moment.
@@ -313,72 +334,60 @@ impl Reading<'_> {
         let most = limit as i64;
         let place = Place::of(after);
         let row = place.row;
-        // A page of one table: each row with the number that the next page goes on after.
-        let page = |rows: Vec<(i64, (Key, Record))>| -> Page {
-            let next = (rows.len() == limit).then(|| rows.last().map(|(row, _)| Place { part: place.part, row: *row }));
-            Page {
-                rows: rows.into_iter().map(|(_, row)| row).collect(),
-                next: next.flatten().map(|place| place.cursor()),
-            }
-        };
+        let page = |rows: Rows| page(rows, limit, place.part);
         Ok(match scan {
             Scan::Dentries(dir) => {
                 let start = after.map_or(&b""[..], |cursor| &cursor.0);
                 let rows = self.all(&t.edges_of, (dir.0 as i64, start, most), scan, |r| {
-                    Some((Name::stored(bytes(r, 0)?), dentry(r, 1, 2)?))
+                    let name = Name::stored(bytes(r, 0)?);
+                    let record = dentry(r, 1, 2).map(Record::Dentry).ok_or_else(|| undecoded(&(scan, &name)));
+                    Some((name, record))
                 })?;
                 let next = (rows.len() == limit).then(|| rows.last().map(|(name, _)| name_cursor(name))).flatten();
-                let rows = rows.into_iter().map(|(n, d)| (Key::Dentry(*dir, n), Record::Dentry(d))).collect();
-                Page { rows, next }
+                let rows = rows.into_iter().map(|(name, record)| Ok((Key::Dentry(*dir, name), record?)));
+                gathered(rows, next)
             }
-            Scan::AllDentries => page(self.all(&t.edges, (row, most), scan, |r| {
+            Scan::AllDentries => page(self.rows(&t.edges, (row, most), scan, 0, |r| {
                 let key = Key::Dentry(ino(r, 1)?, Name::stored(bytes(r, 2)?));
-                Some((int(r, 0)?, (key, Record::Dentry(dentry(r, 3, 4)?))))
+                Some((key, Record::Dentry(dentry(r, 3, 4)?)))
             })?),
-            Scan::Attrs => page(self.all(&t.nodes, (row, most), scan, |r| {
-                let i = int(r, 18)?;
-                Some((i, (Key::Attr(Ino(i as u64)), Record::Attr(attr(r)?))))
-            })?),
-            Scan::Chunks => page(self.all(&t.chunks, (row, most), scan, |r| {
+            Scan::Attrs => {
+                page(self.rows(&t.nodes, (row, most), scan, 18, |r| {
+                    Some((Key::Attr(ino(r, 18)?), Record::Attr(attr(r)?)))
+                })?)
+            }
+            Scan::Chunks => page(self.rows(&t.chunks, (row, most), scan, 0, |r| {
                 let key = Key::Chunk(ino(r, 1)?, ChunkIndex(int(r, 2)?.try_into().ok()?));
-                Some((int(r, 0)?, (key, Record::Slices(Slice::decode_list(bytes(r, 3)?)?))))
+                Some((key, Record::Slices(Slice::decode_list(bytes(r, 3)?)?)))
             })?),
-            Scan::ChunksOf(i) => page(self.all(&t.chunks_of, (i.0 as i64, row, most), scan, |r| {
-                let index = int(r, 0)?;
-                let key = Key::Chunk(*i, ChunkIndex(index.try_into().ok()?));
-                Some((index, (key, Record::Slices(Slice::decode_list(bytes(r, 1)?)?))))
+            Scan::ChunksOf(i) => page(self.rows(&t.chunks_of, (i.0 as i64, row, most), scan, 0, |r| {
+                let key = Key::Chunk(*i, ChunkIndex(int(r, 0)?.try_into().ok()?));
+                Some((key, Record::Slices(Slice::decode_list(bytes(r, 1)?)?)))
             })?),
             // Loaders of dumps leave a row for holes, slice 0, which is nothing.
-            Scan::SliceRefs => page(self.all(&t.slice_refs, (row.max(0), most), scan, |r| {
-                let slice = int(r, 0)?;
-                let key = Key::SliceRef(SliceId(slice as u64), int(r, 1)?.try_into().ok()?);
-                Some((slice, (key, Record::Number(int(r, 2)?))))
+            Scan::SliceRefs => page(self.rows(&t.slice_refs, (row.max(0), most), scan, 0, |r| {
+                let key = Key::SliceRef(SliceId(int(r, 0)? as u64), int(r, 1)?.try_into().ok()?);
+                Some((key, Record::Number(int(r, 2)?)))
             })?),
-            Scan::Sessions => page(self.all(&t.sessions, (row, most), scan, |r| {
-                let sid = int(r, 0)?;
+            Scan::Sessions => page(self.rows(&t.sessions, (row, most), scan, 0, |r| {
                 let session = Session { expire: int(r, 1)?, info: owned(r, 2)? };
-                Some((sid, (Key::Session(SessionId(sid as u64)), Record::Session(session))))
+                Some((Key::Session(SessionId(int(r, 0)? as u64)), Record::Session(session)))
             })?),
-            Scan::Sustained(sid) => page(self.all(&t.sustained_of, (sid.0 as i64, row, most), scan, |r| {
-                let i = int(r, 0)?;
-                Some((i, (Key::Sustained(*sid, Ino(i as u64)), Record::Number(1))))
+            Scan::Sustained(sid) => page(self.rows(&t.sustained_of, (sid.0 as i64, row, most), scan, 0, |r| {
+                Some((Key::Sustained(*sid, ino(r, 0)?), Record::Number(1)))
             })?),
-            Scan::DeletedFiles => page(self.all(&t.deleted_files, (row, most), scan, |r| {
-                let i = int(r, 0)?;
-                Some((i, (Key::DeletedFile(Ino(i as u64), int(r, 1)? as u64), Record::Number(int(r, 2)?))))
+            Scan::DeletedFiles => page(self.rows(&t.deleted_files, (row, most), scan, 0, |r| {
+                Some((Key::DeletedFile(ino(r, 0)?, int(r, 1)? as u64), Record::Number(int(r, 2)?)))
             })?),
-            Scan::DelayedSlices => page(self.all(&t.all_delayed, (row, most), scan, |r| {
-                let slice = int(r, 0)?;
-                let key = Key::DelayedSlices(SliceId(slice as u64), int(r, 1)?);
-                Some((slice, (key, Record::Slices(decode_delayed(bytes(r, 2)?)?))))
+            Scan::DelayedSlices => page(self.rows(&t.all_delayed, (row, most), scan, 0, |r| {
+                let key = Key::DelayedSlices(SliceId(int(r, 0)? as u64), int(r, 1)?);
+                Some((key, Record::Slices(decode_delayed(bytes(r, 2)?)?)))
             })?),
-            Scan::DirStats => page(self.all(&t.dir_stats, (row, most), scan, |r| {
-                let i = int(r, 0)?;
-                Some((i, (Key::DirStat(Ino(i as u64)), Record::DirStat(dir_stat(r, 1)?))))
+            Scan::DirStats => page(self.rows(&t.dir_stats, (row, most), scan, 0, |r| {
+                Some((Key::DirStat(ino(r, 0)?), Record::DirStat(dir_stat(r, 1)?)))
             })?),
-            Scan::AclRules => page(self.all(&t.acls, (row, most), scan, |r| {
-                let id = int(r, 6)?;
-                Some((id, (Key::AclRule(id.try_into().ok()?), Record::AclRule(acl(r)?))))
+            Scan::AclRules => page(self.rows(&t.acls, (row, most), scan, 6, |r| {
+                Some((Key::AclRule(int(r, 6)?.try_into().ok()?), Record::AclRule(acl(r)?)))
             })?),
             Scan::Quotas => {
                 let rows = self.all_quotas(place.part, row, most, scan)?;
@@ -388,50 +397,44 @@ impl Reading<'_> {
                 let (owners, key): (_, fn(Ino) -> Key) =
                     if place.part == 0 { (&t.flocked_by, Key::Flocks) } else { (&t.plocked_by, Key::Plocks) };
                 let inodes = self.all(owners, (sid.0 as i64, row, most), scan, |r| int(r, 0))?;
-                in_parts(self.page_of_inodes(&place, inodes, limit, key)?, place.part, 1)
+                in_parts(page(self.of_inodes(inodes, key)?), place.part, 1)
             }
             Scan::AllXattrs => {
                 let inodes = self.all(&t.xattr_owners, (row, most), scan, |r| int(r, 0))?;
-                self.page_of_inodes(&place, inodes, limit, Key::Xattrs)?
+                page(self.of_inodes(inodes, Key::Xattrs)?)
             }
             Scan::AllLinkParents => Page::default(),
         })
     }
 
     /// Part 0 are directories; users and groups have their own numbers as parts.
-    fn all_quotas(&self, part: u8, row: i64, most: i64, scan: &Scan) -> Result<Vec<(i64, (Key, Record))>, Failed> {
+    fn all_quotas(&self, part: u8, row: i64, most: i64, scan: &Scan) -> Result<Rows, Failed> {
         let entry = |r: &Row<'_>, owner: &dyn Fn(i64) -> Option<QuotaOwner>| {
-            let id = int(r, 4)?;
-            Some((id, (Key::Quota(owner(id)?), Record::Quota(quota(r)?))))
+            Some((Key::Quota(owner(int(r, 4)?)?), Record::Quota(quota(r)?)))
         };
         let user = |id: i64| Some(QuotaOwner::User(id.try_into().ok()?));
         let group = |id: i64| Some(QuotaOwner::Group(id.try_into().ok()?));
         match i64::from(part) {
-            0 => self.all(&self.texts.dir_quotas, (row, most), scan, |r| {
+            0 => self.rows(&self.texts.dir_quotas, (row, most), scan, 4, |r| {
                 entry(r, &|id| Some(QuotaOwner::Directory(Ino(id as u64))))
             }),
-            USER_QUOTA => self.all(&self.texts.owner_quotas, (USER_QUOTA, row, most), scan, |r| entry(r, &user)),
-            _ => self.all(&self.texts.owner_quotas, (GROUP_QUOTA, row, most), scan, |r| entry(r, &group)),
+            USER_QUOTA => self.rows(&self.texts.owner_quotas, (USER_QUOTA, row, most), scan, 4, |r| entry(r, &user)),
+            _ => self.rows(&self.texts.owner_quotas, (GROUP_QUOTA, row, most), scan, 4, |r| entry(r, &group)),
         }
     }
 
-    /// A page of collecting keys, one per inode.
-    fn page_of_inodes(
-        &self,
-        place: &Place,
-        inodes: Vec<i64>,
-        limit: usize,
-        key: fn(Ino) -> Key,
-    ) -> Result<Page, Failed> {
-        let mut page = Page::default();
-        if inodes.len() == limit {
-            page.next = inodes.last().map(|row| Place { part: place.part, row: *row }.cursor());
-        }
+    /// Collecting keys, one per inode; one whose rows have just gone has no record.
+    fn of_inodes(&self, inodes: Vec<i64>, key: fn(Ino) -> Key) -> Result<Rows, Failed> {
+        let mut rows = Vec::with_capacity(inodes.len());
         for i in inodes {
             let key = key(Ino(i as u64));
-            page.rows.extend(self.get(&key)?.map(|record| (key, record)));
+            let record = match self.get(&key) {
+                Ok(record) => Ok(record),
+                Err(failed) => Err(failed.into_corrupt()?),
+            };
+            rows.push((i, record.map(|record| record.map(|record| (key, record)))));
         }
-        Ok(page)
+        Ok(rows)
     }
 
     pub fn scan_plus(&self, dir: Ino, after: Option<&Cursor>, limit: usize) -> Result<PlusPage, Failed> {
@@ -457,6 +460,23 @@ fn name_cursor(name: &Name) -> Cursor {
 
 fn some_list<T>(items: Vec<T>, record: fn(Vec<T>) -> Record) -> Option<Record> {
     if items.is_empty() { None } else { Some(record(items)) }
+}
+
+/// A page of one part of a scan.
+fn page(rows: Rows, limit: usize, part: u8) -> Page {
+    let next = (rows.len() == limit).then(|| rows.last().map(|(row, _)| Place { part, row: *row }.cursor()));
+    gathered(rows.into_iter().filter_map(|(_, row)| row.transpose()), next.flatten())
+}
+
+fn gathered(rows: impl Iterator<Item = Result<(Key, Record), Fault>>, next: Option<Cursor>) -> Page {
+    let mut page = Page { next, ..Page::default() };
+    for row in rows {
+        match row {
+            Ok(row) => page.rows.push(row),
+            Err(fault) => page.unreadable.push(fault),
+        }
+    }
+    page
 }
 
 /// A scan of several parts goes on with the next part when one has ended.
