@@ -13,6 +13,7 @@
 use super::engine::Change;
 use super::record::{Key, Record};
 use crate::base::{Attr, Ino};
+use crate::util::lately::Lately;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::time::Duration;
@@ -27,10 +28,10 @@ pub const TOUCHED_FOR: Duration = Duration::from_secs(5);
 /// Changed nodes and entries remembered at a time, twice.
 const TOUCHED_MAX: usize = 16_384;
 
-#[derive(Default)]
 pub struct Known {
     records: Mutex<HashMap<Key, Noted>>,
-    touched: Mutex<Touched>,
+    /// Attributes and entries that this client has changed.
+    touched: Mutex<Lately<Key>>,
 }
 
 struct Noted {
@@ -40,19 +41,9 @@ struct Noted {
     at: Instant,
 }
 
-/// Attributes and entries that this client has changed, and when.
-struct Touched {
-    recent: HashMap<Key, Instant>,
-    before: HashMap<Key, Instant>,
-    turned: Instant,
-    /// Of earlier changes nothing is known.
-    forgotten: Instant,
-}
-
-impl Default for Touched {
-    fn default() -> Touched {
-        let now = Instant::now();
-        Touched { recent: HashMap::new(), before: HashMap::new(), turned: now, forgotten: now }
+impl Default for Known {
+    fn default() -> Known {
+        Known { records: Mutex::default(), touched: Mutex::new(Lately::new(TOUCHED_FOR, TOUCHED_MAX)) }
     }
 }
 
@@ -93,6 +84,16 @@ impl Known {
         }
     }
 
+    /// Those of a commit's changes that `committed` wants to hear of.
+    pub fn concerned(changes: &[Change]) -> Vec<Change> {
+        let known = |change: &&Change| match change {
+            Change::Put(key, _) | Change::Delete(key) => Known::holds(key),
+            Change::Patch(..) => true,
+            _ => false,
+        };
+        changes.iter().filter(known).cloned().collect()
+    }
+
     /// A commit of this client has been answered, or its answer is lost (`certain` is false). `sent`: when it was sent;
     /// what was read since may show it already, or may not.
     pub fn committed(&self, changes: &[Change], sent: Instant, certain: bool) {
@@ -116,10 +117,10 @@ impl Known {
         for change in changes {
             match change {
                 Change::Put(key @ (Key::Attr(_) | Key::Dentry(..)), _)
-                | Change::Delete(key @ (Key::Attr(_) | Key::Dentry(..))) => touched.touch(key.clone(), now),
+                | Change::Delete(key @ (Key::Attr(_) | Key::Dentry(..))) => touched.note(key.clone()),
                 Change::Patch(ino, patch) => {
                     let key = Key::Attr(*ino);
-                    touched.touch(key.clone(), now);
+                    touched.note(key.clone());
                     match records.get_mut(&key) {
                         // It keeps its age: the rest of it was read then.
                         Some(Noted { record: Some(Record::Attr(attr)), at }) if certain && *at < sent => {
@@ -137,9 +138,7 @@ impl Known {
 
     /// Whether this client has changed attributes or an entry since then, or may have.
     pub fn touched_since(&self, key: &Key, then: Instant) -> bool {
-        let touched = self.touched.lock();
-        let after = |at: Option<&Instant>| at.is_some_and(|at| *at >= then);
-        touched.forgotten > then || after(touched.recent.get(key)) || after(touched.before.get(key))
+        self.touched.lock().since(key, then)
     }
 }
 
@@ -153,25 +152,6 @@ fn make_room(records: &mut HashMap<Key, Noted>, now: Instant) {
         if records.len() >= RECORDS_MAX {
             records.clear();
         }
-    }
-}
-
-impl Touched {
-    fn touch(&mut self, key: Key, now: Instant) {
-        if now - self.turned >= TOUCHED_FOR {
-            // Once more as long ago, and `before` is of no use either.
-            self.before = match now - self.turned < 2 * TOUCHED_FOR {
-                true => std::mem::take(&mut self.recent),
-                false => HashMap::new(),
-            };
-            self.recent.clear();
-            self.turned = now;
-        }
-        if self.recent.len() >= TOUCHED_MAX {
-            self.recent.clear();
-            self.forgotten = now;
-        }
-        self.recent.insert(key, now);
     }
 }
 

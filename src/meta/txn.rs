@@ -157,7 +157,7 @@ async fn attempt<O: Operation>(
         },
     };
     let usage = Usage::changed_by(&batch.changes);
-    let (changes, sent) = (batch.changes.clone(), Instant::now());
+    let (changes, sent) = (Known::concerned(&batch.changes), Instant::now());
     let guarded: Vec<Key> = match relied {
         true => batch.guards.iter().map(Guard::key).collect(),
         false => Vec::new(),

@@ -2,6 +2,7 @@
 
 pub mod clock;
 pub mod fileio;
+pub mod lately;
 pub mod outage;
 pub mod rng;
 pub mod task;

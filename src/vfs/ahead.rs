@@ -16,8 +16,9 @@ use crate::base::{Ino, Name};
 use crate::meta::Entry;
 use crate::meta::known::{Known, TOUCHED_FOR};
 use crate::meta::record::Key;
+use crate::util::lately::Lately;
 use parking_lot::Mutex;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -61,14 +62,12 @@ pub struct Ahead {
     state: Mutex<State>,
 }
 
-#[derive(Default)]
 struct State {
     dirs: HashMap<Ino, Dir>,
     /// Listings begun so far.
     begun: u64,
-    /// Nodes asked for by themselves within the last lifetime, and within the one before that.
-    asked: [HashSet<Ino>; 2],
-    turned: Option<Instant>,
+    /// Nodes asked for by themselves.
+    asked: Lately<Ino>,
 }
 
 /// A directory in which names are looked up.
@@ -98,7 +97,9 @@ enum Listing {
 impl Ahead {
     /// `belief`: how long the kernel believes names and attributes.
     pub fn new(belief: Duration) -> Ahead {
-        Ahead { lifetime: belief.min(LIFETIME_MAX), any: AtomicBool::new(false), state: Mutex::default() }
+        let lifetime = belief.min(LIFETIME_MAX);
+        let state = State { dirs: HashMap::new(), begun: 0, asked: Lately::new(lifetime, ENTRIES_MAX) };
+        Ahead { lifetime, any: AtomicBool::new(false), state: Mutex::new(state) }
     }
 
     /// What a listing says of a name.
@@ -117,7 +118,7 @@ impl Ahead {
         let touched = |key: &Key| known.touched_since(key, begun.at);
         if touched(&Key::Attr(entry.ino))
             || touched(&Key::Dentry(dir, name.clone()))
-            || asked.iter().any(|asked| asked.contains(&entry.ino))
+            || asked.since(&entry.ino, begun.at)
         {
             return None;
         }
@@ -176,22 +177,9 @@ impl Ahead {
 
     /// A node was asked for by itself: what a listing says of it may be older than that.
     pub fn asked(&self, ino: Ino) {
-        if !self.any.load(Ordering::Acquire) {
-            return;
+        if self.any.load(Ordering::Acquire) {
+            self.state.lock().asked.note(ino);
         }
-        let mut state = self.state.lock();
-        let now = Instant::now();
-        if state.turned.is_none_or(|turned| now - turned >= self.lifetime) {
-            state.turned = Some(now);
-            state.asked.swap(0, 1);
-            state.asked[0].clear();
-        }
-        if state.asked[0].len() >= ENTRIES_MAX {
-            // Without listings it does not matter.
-            state.dirs.clear();
-            state.asked[0].clear();
-        }
-        state.asked[0].insert(ino);
     }
 
     /// A directory was listed for the kernel, which may know all of it better now.
@@ -211,7 +199,7 @@ impl Ahead {
         let mut state = self.state.lock();
         if !state.tidy(Instant::now(), self.lifetime) {
             self.any.store(false, Ordering::Release);
-            state.asked = Default::default();
+            state.asked.clear();
         }
     }
 }

@@ -55,11 +55,21 @@ pub fn in_turn(mounts: &[Mount; 2]) -> [(&Mount, &Mount); 2] {
 /// Ends the mounts; nobody has anything to say against the volume, and it holds what it says.
 #[track_caller]
 pub fn end(volume: &Volume, mounts: &[Mount; 2]) {
+    let told = end_but_for_statistics(volume, mounts);
+    assert!(!told.contains("statistics"), "{told}");
+}
+
+/// The same where the peer's statistics need not be right: it writes its part of them down a second late, by the inode,
+/// and a directory that was removed and brought back within that second has been counted anew meanwhile. (It drifts
+/// alone with itself; two of ours do not.)
+#[track_caller]
+fn end_but_for_statistics(volume: &Volume, mounts: &[Mount; 2]) -> String {
     mounts.iter().for_each(Mount::umount);
     collect_and_check(volume, &peer());
     let ours = output(volume.command(SLUICE).args(["fsck", &volume.meta_url]));
-    let told = String::from_utf8_lossy(&ours.stderr);
-    assert!(ours.status.success() && !told.contains("statistics"), "{told}");
+    let told = String::from_utf8_lossy(&ours.stderr).into_owned();
+    assert!(ours.status.success(), "{told}");
+    told
 }
 
 /// The statistics of all directories by the peer's recount, which does not survive a directory without any: one that
@@ -310,7 +320,7 @@ fn the_trash_is_one(volume: &Volume) {
             assert_eq!(trashed(deletes, ""), []);
         }
     }
-    end(volume, &mounts);
+    end_but_for_statistics(volume, &mounts);
 }
 
 fn appends_under_flock_are_all_kept(volume: &Volume) {
@@ -472,7 +482,12 @@ fn unlinked_while_open(volume: &Volume) {
         let held = open(&here.path("mine"));
         held.write_all_at(&bytes, 0).expect("written");
         held.sync_all().expect("fsync");
-        let before = chunks(volume);
+        let mut before = chunks(volume);
+        // What the turn before has removed goes when nobody is waiting for it.
+        eventually("nothing more goes", || {
+            std::thread::sleep(Duration::from_millis(500));
+            std::mem::replace(&mut before, chunks(volume)) == before
+        });
         fs::remove_file(here.path("mine")).expect("removed");
         assert!(!there.path("mine").exists());
         held.write_all_at(b"later", 100_000).expect("written without a name");

@@ -67,6 +67,7 @@ macro_rules! on_both_engines {
 mod both;
 mod both_trees;
 mod cells;
+mod checksums;
 mod exerciser;
 mod faults;
 mod harness;

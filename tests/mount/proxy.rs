@@ -164,6 +164,8 @@ pub enum Trouble {
     Status(u16),
     /// The answer comes after this time.
     Late(Duration),
+    /// One bit in the middle of the body of an object that is read is another one.
+    Flip,
 }
 
 /// The troubles of an HTTP service, and how often they come.
@@ -271,6 +273,7 @@ impl Http {
         while let Some(mut request) = head(&mut reader)? {
             let mut body = vec![0; length(&request).unwrap_or(0)];
             reader.read_exact(&mut body)?;
+            let reads = request.starts_with(b"GET ");
             let trouble = self.trouble();
             match trouble {
                 Some(Trouble::Stall) => {
@@ -311,6 +314,14 @@ impl Http {
                     client.write_all(&head)?;
                     client.write_all(half)?;
                     self.wait(&client, STALL)?;
+                }
+                Some(Trouble::Flip) => {
+                    let middle = body.len() / 2;
+                    if let Some(byte) = body.get_mut(middle).filter(|_| reads) {
+                        *byte ^= 1;
+                    }
+                    client.write_all(&head)?;
+                    client.write_all(&body)?;
                 }
                 Some(Trouble::Late(pause)) => {
                     self.wait(&client, pause)?;
