@@ -338,7 +338,7 @@ impl Dispatcher {
                 let is_root = ino == this.vfs.root();
                 let mut items = match is_root && offset >= LISTED_FROM {
                     true => Vec::new(),
-                    false => this.vfs.readdir(ino, handle, offset).await?,
+                    false => this.vfs.readdir(ino, handle, offset, plus).await?,
                 };
                 if items.is_empty() && is_root {
                     return this.listing(this.listed_after(offset), plus).await;
@@ -547,14 +547,18 @@ impl Dispatcher {
     fn listed_after(&self, offset: u64) -> Vec<DirItem> {
         let skipped = offset.saturating_sub(LISTED_FROM) as usize;
         let entries = self.control.listed().into_iter().enumerate().skip(skipped);
-        let item = |(at, (name, ino, kind))| DirItem { ino, kind, name, attr: None, next: LISTED_FROM + at as u64 + 1 };
+        let item = |(at, (name, ino, kind))| {
+            let (asked, next) = (tokio::time::Instant::now(), LISTED_FROM + at as u64 + 1);
+            DirItem { ino, kind, name, attr: None, gone: false, asked, next }
+        };
         entries.map(item).collect()
     }
 
     /// Completes entries that came without attributes when they are wanted.
     async fn listing(&self, mut items: Vec<DirItem>, plus: bool) -> Outcome<Answer> {
         if plus {
-            let without = |item: &DirItem| item.attr.is_none() && !item.name.is_dot() && !item.name.is_dot_dot();
+            let without =
+                |item: &DirItem| item.attr.is_none() && !item.gone && !item.name.is_dot() && !item.name.is_dot_dot();
             let missing: Vec<usize> = (0..items.len()).filter(|&at| without(&items[at])).collect();
             let fetch = missing.into_iter().map(|at| {
                 let ino = items[at].ino;
@@ -578,7 +582,8 @@ impl Dispatcher {
             }
         }
         let listed = items.into_iter().map(|item| {
-            let belief = item.attr.map_or(Belief::default(), |attr| self.node(item.ino, attr).belief);
+            let node = item.attr.map(|attr| self.node(item.ino, attr).aged(item.asked.elapsed()));
+            let belief = node.map_or(Belief::default(), |node| node.belief);
             Listed { item, belief }
         });
         Ok(Answer::Listing(listed.collect()))

@@ -136,6 +136,11 @@ impl Known {
         }
     }
 
+    /// Whether this client has changed any attributes or entry since then, or may have.
+    pub fn anything_touched_since(&self, then: Instant) -> bool {
+        self.touched.lock().any_since(then)
+    }
+
     /// Whether this client has changed attributes or an entry since then, or may have.
     pub fn touched_since(&self, key: &Key, then: Instant) -> bool {
         self.touched.lock().since(key, then)

@@ -302,7 +302,7 @@ impl Process {
             _ => {
                 let listed = async {
                     let opened = up.vfs.opendir(&root, dir).await?;
-                    let items = up.vfs.readdir(dir, opened.handle, 0).await?;
+                    let items = up.vfs.readdir(dir, opened.handle, 0, true).await?;
                     up.vfs.releasedir(opened.handle).await?;
                     Ok(items)
                 };

@@ -154,7 +154,7 @@ async fn list(world: &World, up: &Up, dir: Ino) -> Result<Vec<String>, Failed> {
         let handle = up.vfs.opendir(&Caller::root(), dir).await?.handle;
         let (mut names, mut offset) = (Vec::new(), 0);
         loop {
-            let items = up.vfs.readdir(dir, handle, offset).await?;
+            let items = up.vfs.readdir(dir, handle, offset, true).await?;
             let Some(last) = items.last() else { break };
             offset = last.next;
             names.extend(items.iter().map(|item| item.name.to_string()).filter(|name| name != "." && name != ".."));

@@ -13,6 +13,8 @@ pub struct Lately<K> {
     recent: HashMap<K, Instant>,
     before: HashMap<K, Instant>,
     turned: Instant,
+    /// When anything was noted last.
+    last: Option<Instant>,
     /// Of what was noted earlier nothing is known.
     forgotten: Instant,
 }
@@ -20,7 +22,7 @@ pub struct Lately<K> {
 impl<K: Eq + Hash> Lately<K> {
     pub fn new(memory: Duration, max: usize) -> Lately<K> {
         let now = Instant::now();
-        Lately { memory, max, recent: HashMap::new(), before: HashMap::new(), turned: now, forgotten: now }
+        Lately { memory, max, recent: HashMap::new(), before: HashMap::new(), turned: now, last: None, forgotten: now }
     }
 
     pub fn note(&mut self, key: K) {
@@ -37,6 +39,12 @@ impl<K: Eq + Hash> Lately<K> {
             self.forgotten = now;
         }
         self.recent.insert(key, now);
+        self.last = Some(now);
+    }
+
+    /// Whether anything was noted since then, or may have been.
+    pub fn any_since(&self, then: Instant) -> bool {
+        self.forgotten > then || self.last.is_some_and(|last| last >= then)
     }
 
     /// Whether the key was noted since then, or may have been. `then` lies less than `memory` back.
@@ -77,6 +85,7 @@ mod tests {
         }
         assert!(!lately.since(&1, then), "it forgets");
         assert!(!lately.since(&2, Instant::now() + Duration::from_secs(1)), "since then, not ever");
+        assert!(lately.any_since(then) && !lately.any_since(Instant::now() + Duration::from_secs(1)));
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,10 +1,13 @@
 //! Open directories. A stream keeps what it has read from the metadata, so that the offsets it gave out stay valid
-//! however the directory changes meanwhile; going back to the start reads afresh, as rewinddir(3) asks.
+//! however the directory changes meanwhile; going back to the start reads afresh, as rewinddir(3) asks. How old the
+//! entries are is told with them: attributes among them go into the kernel's caches, where nothing may be that this client
+//! has changed since, nor what the kernel would not believe any more ([`super::ops`]).
 
 use crate::base::{Attr, Errno, Ino, Kind, Name, Outcome};
 use crate::meta::Meta;
 use crate::meta::engine::Cursor;
 use std::collections::HashSet;
+use tokio::time::Instant;
 
 /// Entries read per trip.
 const PAGE_ENTRIES: usize = 4096;
@@ -17,6 +20,11 @@ pub struct DirItem {
     pub name: Name,
     /// Missing when attributes were not asked for, or when the node is gone.
     pub attr: Option<Attr>,
+    /// The name had gone, or was another node's, when it was looked at once more: it is listed as it was, and whoever
+    /// wants more than the name has to look it up.
+    pub gone: bool,
+    /// Since when this is known.
+    pub asked: Instant,
     /// Where the next call goes on after this entry.
     pub next: u64,
 }
@@ -61,9 +69,9 @@ impl DirStream {
         self.progress = Progress::Fresh;
     }
 
-    fn push(&mut self, name: Name, ino: Ino, kind: Kind, attr: Option<Attr>) {
+    fn push(&mut self, name: Name, ino: Ino, kind: Kind, attr: Option<Attr>, asked: Instant) {
         let next = self.items.len() as u64 + 1;
-        self.items.push(DirItem { ino, kind, name, attr, next });
+        self.items.push(DirItem { ino, kind, name, attr, gone: false, asked, next });
     }
 
     async fn load(&mut self, meta: &Meta) -> Outcome<()> {
@@ -72,7 +80,7 @@ impl DirStream {
             Progress::At(cursor) => Some(cursor),
             Progress::End => return Ok(()),
         };
-        let first = after.is_none();
+        let (first, asked) = (after.is_none(), Instant::now());
         let page = if first {
             // What the directory is itself costs no trip of its own.
             let (attr, page) = tokio::join!(meta.getattr(self.dir), meta.list(self.dir, None, PAGE_ENTRIES));
@@ -81,8 +89,8 @@ impl DirStream {
                 return Err(Errno::ENOTDIR.into());
             }
             let page = page?;
-            self.push(Name::stored(*b"."), self.dir, Kind::Directory, None);
-            self.push(Name::stored(*b".."), attr.parent, Kind::Directory, None);
+            self.push(Name::stored(*b"."), self.dir, Kind::Directory, None, asked);
+            self.push(Name::stored(*b".."), attr.parent, Kind::Directory, None, asked);
             page
         } else {
             meta.list(self.dir, after, PAGE_ENTRIES).await?
@@ -100,7 +108,7 @@ impl DirStream {
                 continue;
             }
             if self.seen.as_mut().is_none_or(|seen| seen.insert(name.clone())) {
-                self.push(name, dentry.ino, dentry.kind, attr);
+                self.push(name, dentry.ino, dentry.kind, attr, asked);
             }
         }
         self.progress = page.next.map_or(Progress::End, Progress::At);
@@ -111,9 +119,21 @@ impl DirStream {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::meta::Caller;
+    use crate::meta::engine::mem::MemEngine;
     use crate::meta::engine::{Batch, Change};
+    use crate::meta::ops::attr::SetAttr;
+    use crate::meta::ops::create::NewNode;
+    use crate::meta::ops::rename::RenameMode;
     use crate::meta::record::{Dentry, Key, Record};
     use crate::meta::testing::{file, volume};
+    use crate::object::mem::MemStore;
+    use crate::util::clock::SystemClock;
+    use crate::vfs::tests::client_believing;
+    use crate::vfs::{Handle, Vfs};
+    use std::collections::HashMap;
+    use std::sync::Arc;
+    use std::time::Duration;
 
     /// Bytes, control characters and the marks of other systems are names; what no program could say is left out, and
     /// the others are listed all the same.
@@ -138,5 +158,79 @@ mod tests {
         expected.sort_unstable();
         assert_eq!(listed, expected);
         assert!(items.iter().enumerate().all(|(at, item)| item.next == at as u64 + 1), "offsets have no gaps");
+    }
+
+    const BELIEF: Duration = Duration::from_secs(1);
+    /// More than one answer holds, fewer than are read at a time.
+    const FILES: usize = 1000;
+
+    fn named(number: usize) -> Name {
+        Name::stored(format!("f{number}").into_bytes())
+    }
+
+    /// Two clients of a directory of `FILES` files, which the first has begun to list.
+    async fn listing_begun() -> (Arc<Vfs>, Arc<Vfs>, Handle, Vec<DirItem>) {
+        let (engine, objects) = (Arc::new(MemEngine::default()), Arc::new(MemStore::new()));
+        let client = || client_believing(engine.clone(), objects.clone(), Arc::new(SystemClock), BELIEF);
+        let (lister, other) = (client().await, client().await);
+        for number in 0..FILES {
+            let node = NewNode { kind: Kind::File, mode: 0o644, umask: 0, rdev: 0, target: None };
+            other.meta().create(&Caller::root(), Ino::ROOT, &named(number), &node).await.unwrap();
+        }
+        let handle = lister.opendir(&Caller::root(), Ino::ROOT).await.unwrap().handle;
+        let first = lister.readdir(Ino::ROOT, handle, 0, true).await.unwrap();
+        assert!(first.len() < FILES / 2, "{}", first.len());
+        (lister, other, handle, first)
+    }
+
+    /// What stands in the rest of the listing under a name.
+    async fn rest(vfs: &Vfs, handle: Handle, mut items: Vec<DirItem>) -> HashMap<Name, DirItem> {
+        let mut found = HashMap::new();
+        while let Some(last) = items.last() {
+            items = vfs.readdir(Ino::ROOT, handle, last.next, true).await.unwrap();
+            found.extend(items.iter().map(|item| (item.name.clone(), item.clone())));
+        }
+        found
+    }
+
+    /// Changes three files of which the listing has not told yet: one gets another mode, one goes, one takes the
+    /// place of another.
+    async fn change(vfs: &Vfs, told: &[DirItem]) -> [Name; 3] {
+        let root = Caller::root();
+        let mut left = (0..FILES).map(named).filter(|name| told.iter().all(|item| item.name != *name));
+        let names = [(); 3].map(|()| left.next().unwrap());
+        let ino = vfs.lookup(&root, Ino::ROOT, &names[0]).await.unwrap().entry.ino;
+        vfs.setattr(&root, ino, None, None, &SetAttr { mode: Some(0o600), ..SetAttr::default() }).await.unwrap();
+        vfs.unlink(&root, Ino::ROOT, &names[1]).await.unwrap();
+        let last = left.last().unwrap();
+        vfs.rename(&root, Ino::ROOT, &last, Ino::ROOT, &names[2], RenameMode::Replace).await.unwrap();
+        names
+    }
+
+    fn is_told(found: &HashMap<Name, DirItem>, [mode, gone, replaced]: &[Name; 3]) -> [bool; 3] {
+        let unsure = |name| found[name].attr.is_none() && found[name].gone;
+        [found[mode].attr.unwrap().mode == 0o600, unsure(gone), unsure(replaced)]
+    }
+
+    /// The kernel would believe the old attributes otherwise, over the change that it has just sent.
+    #[tokio::test(start_paused = true)]
+    async fn a_listing_under_way_tells_own_changes_at_once() {
+        let (lister, _, handle, first) = listing_begun().await;
+        let names = change(&lister, &first).await;
+        let found = rest(&lister, handle, first).await;
+        assert_eq!(is_told(&found, &names), [true; 3]);
+        assert_eq!(found.values().filter(|item| item.attr.is_none()).count(), 3, "only what has gone is unsure");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_listing_under_way_tells_what_others_changed_before_the_kernel_doubts_it() {
+        let (lister, other, handle, first) = listing_begun().await;
+        let names = change(&other, &first).await;
+        let found = rest(&lister, handle, first.clone()).await;
+        assert_eq!(is_told(&found, &names), [false; 3], "nobody has told it");
+        tokio::time::advance(BELIEF / 2).await;
+        let found = rest(&lister, handle, first).await;
+        assert_eq!(is_told(&found, &names), [true; 3]);
+        assert!(found.values().all(|item| item.asked.elapsed() < BELIEF / 2));
     }
 }

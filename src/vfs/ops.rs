@@ -9,6 +9,7 @@ use super::writer::FILE_BYTES_MAX;
 use super::{Opened, Vfs};
 use crate::base::mode::Mode;
 use crate::base::{Attr, Errno, Ino, Kind, Name, Outcome};
+use crate::meta::known::TOUCHED_FOR;
 use crate::meta::ops::attr::SetAttr;
 use crate::meta::ops::create::NewNode;
 use crate::meta::ops::rename::RenameMode;
@@ -19,12 +20,16 @@ use crate::meta::{Caller, Entry};
 use bytes::Bytes;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// Longest symlink target that FUSE can carry, in bytes.
 const SYMLINK_BYTES_MAX: usize = 4095;
 /// Entries answered to one readdir at most: what the kernel's buffer of 64 KiB holds with attributes and short names.
 /// What does not fit is asked for again.
 const READDIR_ENTRIES: usize = 430;
+/// Attributes in a listing that are older are read once more, whatever the kernel believes. Own changes are remembered for
+/// longer ([`TOUCHED_FOR`]).
+const LISTED_FOR: Duration = TOUCHED_FOR.checked_div(2).expect("two is not zero");
 
 /// A file is looked at this often when commits of this client come between.
 const LOOKS_MAX: usize = 3;
@@ -395,8 +400,9 @@ impl Vfs {
         Ok(Opened { handle, keep_cache: false, direct_io: false, seen: None })
     }
 
-    /// Entries after `offset`; empty at the end.
-    pub async fn readdir(&self, ino: Ino, handle: Handle, offset: u64) -> Outcome<Vec<DirItem>> {
+    /// Entries after `offset`; empty at the end. With attributes (`plus`) that are not older than half of what the kernel
+    /// believes, nor than what this client has changed.
+    pub async fn readdir(&self, ino: Ino, handle: Handle, offset: u64, plus: bool) -> Outcome<Vec<DirItem>> {
         let dir = self.handles.dir(handle)?;
         if dir.ino != ino {
             return Err(Errno::EBADF.into());
@@ -405,12 +411,46 @@ impl Vfs {
         let mut items = stream.read(&self.meta, offset, READDIR_ENTRIES).await?.to_vec();
         drop(stream);
         self.ahead.listed(ino);
+        if plus {
+            self.refresh_listed(ino, &mut items).await?;
+        }
         for item in &mut items {
             if let (Some(attr), Some(file)) = (&mut item.attr, self.files.get(item.ino)) {
                 file.complete(attr);
             }
         }
         Ok(items)
+    }
+
+    /// A stream reads more at a time than it is asked for, so what it has may be old by now.
+    async fn refresh_listed(&self, dir: Ino, items: &mut [DirItem]) -> Outcome<()> {
+        let (known, now) = (self.meta.known(), Instant::now());
+        let old_after = match self.settings.belief {
+            Duration::ZERO => LISTED_FOR,
+            belief => LISTED_FOR.min(belief / 2),
+        };
+        let Some(oldest) = items.iter().map(|item| item.asked).min() else { return Ok(()) };
+        let touched = known.anything_touched_since(oldest);
+        if !touched && now - oldest < old_after {
+            return Ok(());
+        }
+        let is_old = |item: &DirItem| {
+            let touched = |key| touched && known.touched_since(&key, item.asked);
+            now - item.asked >= old_after
+                || touched(Key::Attr(item.ino))
+                || touched(Key::Dentry(dir, item.name.clone()))
+        };
+        let old: Vec<usize> = (0..items.len()).filter(|&at| items[at].attr.is_some() && is_old(&items[at])).collect();
+        if old.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<(Name, Ino)> = old.iter().map(|&at| (items[at].name.clone(), items[at].ino)).collect();
+        let found = self.meta.listed_again(dir, &names).await?;
+        for (at, attr) in old.into_iter().zip(found) {
+            let item = &mut items[at];
+            (item.attr, item.gone, item.asked) = (attr, attr.is_none(), now);
+        }
+        Ok(())
     }
 
     pub async fn releasedir(&self, handle: Handle) -> Outcome<()> {

@@ -128,3 +128,29 @@ os.rmdir("many")
         );
     });
 }
+
+/// Names and attributes come to the kernel by the thousand, and some are old by the time it takes them.
+#[test]
+fn a_listing_under_way_does_not_undo_what_was_changed_since() {
+    on_each_engine(|mount| {
+        python(
+            mount,
+            r#"
+import os, time
+os.mkdir("many"); os.chdir("many")
+for i in range(3000): open(str(i), "w").close()
+time.sleep(1.2)
+with os.scandir(".") as entries:
+    next(entries)
+    for i in range(0, 1000): os.chmod(str(i), 0o600)
+    for i in range(1000, 2000): os.unlink(str(i))
+    for i in range(2000, 2500): os.rename(str(i), str(i + 500))
+    for e in entries: pass
+for i in range(0, 1000): assert os.stat(str(i)).st_mode & 0o777 == 0o600, i
+for i in range(1000, 2500): assert not os.path.lexists(str(i)), i
+kept = {os.stat(str(i)).st_ino for i in range(2500, 3000)}
+assert len(kept) == 500 and sorted(os.listdir(), key=int) == [str(i) for i in (*range(1000), *range(2500, 3000))]
+"#,
+        );
+    });
+}

@@ -1,7 +1,7 @@
 //! From directories to what lies in them: listings, paths to nodes and nodes to paths, totals of trees
 //! (`spec/metadata.md` 7.3, 7.16). None of it is a transaction: pages are read one after the other.
 
-use crate::base::{Errno, Ino, Kind, Name, Outcome};
+use crate::base::{Attr, Errno, Ino, Kind, Name, Outcome};
 use crate::meta::engine::{Cursor, Page, PlusPage, Scan};
 use crate::meta::record::{Dentry, Key, Record};
 use crate::meta::trash::{TRASH_NAME, links_in};
@@ -32,15 +32,38 @@ impl Meta {
     /// A page of a directory with attributes, after the cursor of the page before. `.` and `..` are not in it.
     pub async fn list(&self, dir: Ino, after: Option<&Cursor>, limit: usize) -> Outcome<PlusPage> {
         let mut page = outside(self.engine().scan_plus(dir, after, limit).await)?;
-        let several: Vec<Key> = page
-            .entries
+        self.show_listed(&mut page.entries).await?;
+        Ok(page)
+    }
+
+    /// What there is now at names of a directory that were listed before: attributes where the same nodes are still
+    /// there. One trip.
+    pub async fn listed_again(&self, dir: Ino, listed: &[(Name, Ino)]) -> Outcome<Vec<Option<Attr>>> {
+        let entries = listed.iter().map(|(name, _)| Key::Dentry(dir, name.clone()));
+        let keys: Vec<Key> = entries.chain(listed.iter().map(|(_, ino)| Key::Attr(*ino))).collect();
+        let mut records = self.read(&keys).await?;
+        let attrs = records.split_off(listed.len());
+        let found = listed.iter().zip(records).zip(attrs).map(|(((name, ino), entry), attr)| match (entry, attr) {
+            (Some(Record::Dentry(dentry)), Some(Record::Attr(attr))) if dentry.ino == *ino => {
+                (name.clone(), dentry, Some(attr))
+            }
+            _ => (name.clone(), Dentry { ino: *ino, kind: Kind::File }, None),
+        });
+        let mut found: Vec<_> = found.collect();
+        self.show_listed(&mut found).await?;
+        Ok(found.into_iter().map(|(.., attr)| attr).collect())
+    }
+
+    /// Attributes of listed entries as they are shown.
+    async fn show_listed(&self, entries: &mut [(Name, Dentry, Option<Attr>)]) -> Outcome<()> {
+        let several: Vec<Key> = entries
             .iter()
             .filter(|(_, dentry, attr)| attr.as_ref().is_some_and(|attr| self.shows_by_parents(dentry.ino, attr)))
             .map(|(_, dentry, _)| Key::LinkParents(dentry.ino))
             .collect();
         let mut parents =
             if several.is_empty() { Vec::new().into_iter() } else { self.read(&several).await?.into_iter() };
-        for (_, dentry, attr) in &mut page.entries {
+        for (_, dentry, attr) in entries {
             let Some(attr) = attr else { continue };
             let in_trash = if self.shows_by_parents(dentry.ino, attr) {
                 match parents.next().flatten() {
@@ -53,7 +76,7 @@ impl Meta {
             // What stands in a listing has a name there.
             attr.nlink = self.shown_with(dentry.ino, *attr, in_trash).nlink.max(attr.nlink.min(1));
         }
-        Ok(page)
+        Ok(())
     }
 
     /// As `list`, without attributes.

@@ -74,12 +74,16 @@ pub(super) async fn plus_page(
     after: Option<&Cursor>,
     limit: usize,
 ) -> EngineResult<PlusPage> {
-    if after.is_none()
-        && let Some(page) = small(connection, dir, limit).await?
-    {
-        return Ok(page);
-    }
-    let step = dir_step(connection, dir, after, limit.clamp(1, PAGE_MAX)).await?;
+    let limit = limit.clamp(1, PAGE_MAX);
+    let step = match after {
+        Some(_) => dir_step(connection, dir, after, limit).await?,
+        // Whether it is small is not waited for.
+        None => match tokio::join!(small(connection, dir, limit), dir_step(connection, dir, None, limit)) {
+            (Ok(Some(page)), _) => return Ok(page),
+            (Ok(None), step) => step?,
+            (Err(error), _) => return Err(error),
+        },
+    };
     let (rows, next) = (entries_of(connection, dir, step.items)?.collect::<EngineResult<_>>()?, going_on(step.next));
     let entries = named(rows);
     let inodes: Vec<Ino> = entries.iter().map(|(_, dentry)| dentry.ino).collect();
