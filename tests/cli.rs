@@ -409,16 +409,16 @@ fn rows(place: &Place) -> Vec<(String, Vec<rusqlite::types::Value>)> {
     all
 }
 
-#[test]
-fn a_damaged_volume_is_looked_at_and_left_as_it_is() {
-    let place = Place::new();
+fn execute(place: &Place, statements: &str) {
+    let meta = rusqlite::Connection::open(place.path().join("meta.db")).expect("the metadata");
+    meta.execute_batch(statements).expect(statements);
+}
+
+/// A volume with a file of one block, whose object is answered. Slice 1 is the only one.
+fn with_a_file(place: &Place) -> std::path::PathBuf {
     assert_eq!(place.format("--trash-days 0").code, 0);
-    let execute = |statements: &str| {
-        let meta = rusqlite::Connection::open(place.path().join("meta.db")).expect("the metadata");
-        meta.execute_batch(statements).expect(statements);
-    };
-    // A file of one block. Slice 1 is the only one, and its block is there.
     execute(
+        place,
         "INSERT INTO jfs_node (inode, type, flags, mode, uid, gid, atime, mtime, ctime, nlink, length, parent)
             VALUES (2, 1, 0, 420, 0, 0, 5, 5, 5, 1, 5, 1);
         INSERT INTO jfs_edge (parent, name, inode, type) VALUES (1, CAST('file' AS BLOB), 2, 1);
@@ -433,6 +433,14 @@ fn a_damaged_volume_is_looked_at_and_left_as_it_is() {
     let block = place.path().join("objects/vol/chunks/0/0/1_0_5");
     std::fs::create_dir_all(block.parent().expect("a directory")).expect("a directory");
     std::fs::write(&block, "hello").expect("an object");
+    block
+}
+
+#[test]
+fn a_damaged_volume_is_looked_at_and_left_as_it_is() {
+    let place = Place::new();
+    let block = with_a_file(&place);
+    let execute = |statements: &str| execute(&place, statements);
     place.ok("fsck sqlite3://meta.db");
     place.ok("gc sqlite3://meta.db --delete --min-age 0");
     let database = place.path().join("meta.db");
@@ -446,7 +454,7 @@ fn a_damaged_volume_is_looked_at_and_left_as_it_is() {
         ("UPDATE jfs_edge SET inode = 99", &["gc"]),
         ("UPDATE jfs_chunk SET slices = x'00'", &[]),
         ("UPDATE jfs_chunk SET slices = CAST(replace(hex(slices), '5', '7') AS BLOB)", &["gc"]),
-        ("UPDATE jfs_chunk SET slices = x'FFFFFFFF0000000000000001000000050000000000000005'", &["gc"]),
+        ("UPDATE jfs_chunk SET slices = x'FFFFFFFF0000000000000001000000050000000000000005'", &[]),
         ("UPDATE jfs_chunk SET indx = -1", &[]),
         ("UPDATE jfs_counter SET value = 'many' WHERE name = 'usedSpace'", &["gc"]),
         ("UPDATE jfs_counter SET value = 'many' WHERE name = 'nextChunk'", &["fsck"]),
@@ -502,6 +510,45 @@ fn a_damaged_volume_is_looked_at_and_left_as_it_is() {
         assert_eq!(report["Repaired"], serde_json::json!([]));
     }
     assert_eq!(rows(&place), before);
+}
+
+/// What a check of a part does not look at may be all that is left of a file.
+#[test]
+fn a_part_of_a_volume_is_repaired_as_far_as_it_tells() {
+    let place = Place::new();
+    with_a_file(&place);
+    let part = "fsck sqlite3://meta.db --path / -r";
+    place.ok(part);
+
+    execute(&place, "DELETE FROM jfs_node WHERE inode = 2");
+    let before = rows(&place);
+    let told = place.fails(&format!("{part} --repair"));
+    assert!(told.contains("1 problems"), "{told}");
+    assert_eq!(rows(&place).len(), before.len(), "nothing was taken away");
+    place.ok("fsck sqlite3://meta.db --repair");
+    place.ok(part);
+    let length = "SELECT length FROM jfs_node WHERE inode = 2";
+    let meta = rusqlite::Connection::open(place.path().join("meta.db")).expect("the metadata");
+    assert_eq!(meta.query_row(length, (), |row| row.get::<_, i64>(0)), Ok(5), "it has its bytes back");
+
+    // A way back up is no way down.
+    execute(&place, "INSERT INTO jfs_edge (parent, name, inode, type) VALUES (1, CAST('up' AS BLOB), 1, 2)");
+    let started = std::time::Instant::now();
+    place.fails(part);
+    assert!(started.elapsed().as_secs() < 20, "it went round and round");
+}
+
+/// A finding that its repair does not make go away is repaired once.
+#[test]
+fn a_repair_that_does_not_hold_is_not_tried_for_ever() {
+    let place = Place::new();
+    with_a_file(&place);
+    execute(&place, "UPDATE jfs_chunk SET inode = -1");
+    let outcome = place.run("fsck sqlite3://meta.db --repair --json");
+    assert_eq!(outcome.code, 1, "{}{}", outcome.out, outcome.log);
+    let report: serde_json::Value = serde_json::from_str(&outcome.out).expect("a report");
+    assert!(report["Repaired"].as_array().is_some_and(|repaired| repaired.len() < 5), "{report}");
+    assert!(outcome.out.contains("is there again"), "{report}");
 }
 
 #[test]

@@ -134,6 +134,11 @@ impl Meta {
         }
     }
 
+    /// Whether more than one handle of the file is open here.
+    pub fn is_open_twice(&self, ino: Ino) -> bool {
+        self.open.shard(ino).lock().get(&ino).is_some_and(|open| open.handles > 1)
+    }
+
     pub fn is_open(&self, ino: Ino) -> bool {
         self.open.shard(ino).lock().get(&ino).is_some_and(|open| open.handles > 0)
     }

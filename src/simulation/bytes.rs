@@ -122,12 +122,10 @@ impl Process {
         if !matches!(answer, Err(Failed::Gone)) {
             self.world.model.lock().returned(open.file, effect, answer.is_ok());
         }
-        if answer.is_err() {
-            return None;
-        }
         let written = |cell| (cell, Value::Written { file: open.file as u32, cell, version });
-        self.world.pages.lock().wrote(by, open.file, generation, cells.map(written));
-        Some(effect)
+        let values = answer.is_ok().then(|| cells.map(written));
+        self.world.pages.lock().wrote(by, open.file, generation, values);
+        answer.is_ok().then_some(effect)
     }
 
     pub async fn read(&mut self) {

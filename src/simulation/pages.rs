@@ -13,11 +13,17 @@ struct File {
     cells: Vec<Option<Value>>,
     /// Moves with everything after which a read that was under way may not leave its bytes here.
     generation: u64,
+    /// Writes that have not returned. They hold their pages, so a kernel does not read those meanwhile; a read here
+    /// that begins amid one may, and leaves nothing.
+    writing: usize,
 }
+
+/// Of a read that leaves nothing.
+const NOTHING: u64 = u64::MAX;
 
 impl Default for File {
     fn default() -> File {
-        File { cells: vec![None; CELLS as usize], generation: 0 }
+        File { cells: vec![None; CELLS as usize], generation: 0, writing: 0 }
     }
 }
 
@@ -31,7 +37,8 @@ impl Pages {
 
     /// Wanted back by `read`.
     pub fn generation(&mut self, by: Incarnation, file: usize) -> u64 {
-        self.file(by, file).generation
+        let file = self.file(by, file);
+        if file.writing > 0 { NOTHING } else { file.generation }
     }
 
     /// A read has brought these; what was there before stays as it is.
@@ -47,14 +54,22 @@ impl Pages {
     /// A write of this client begins: what it covers is in doubt until it ends. Its number is wanted back by `wrote`.
     pub fn writing(&mut self, by: Incarnation, file: usize, cells: Range<u32>) -> u64 {
         let file = self.file(by, file);
-        file.generation += 1;
+        (file.generation, file.writing) = (file.generation + 1, file.writing + 1);
         file.cells[cells.start as usize..cells.end as usize].fill(None);
         file.generation
     }
 
-    /// It has ended well.
-    pub fn wrote(&mut self, by: Incarnation, file: usize, generation: u64, values: impl Iterator<Item = (u32, Value)>) {
+    /// It has ended; with these values if it has ended well.
+    pub fn wrote(
+        &mut self,
+        by: Incarnation,
+        file: usize,
+        generation: u64,
+        values: Option<impl Iterator<Item = (u32, Value)>>,
+    ) {
         let file = self.file(by, file);
+        file.writing -= 1;
+        let Some(values) = values else { return };
         if file.generation == generation {
             values.for_each(|(cell, value)| file.cells[cell as usize] = Some(value));
         }

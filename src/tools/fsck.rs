@@ -115,7 +115,7 @@ pub async fn run(volume: &Volume, options: &Options, watch: &Watch, report: &mut
 
 async fn tree(volume: &Volume, options: &Options, watch: &Watch, report: &mut Report) -> Outcome<()> {
     // Findings are told apart by what they say.
-    let mut left: HashSet<String> = HashSet::new();
+    let (mut left, mut done): (HashSet<String>, HashSet<String>) = Default::default();
     for round in 0.. {
         let found = confirmed(volume, options, watch).await?;
         (report.nodes, report.entries) = (found.nodes, found.entries);
@@ -132,7 +132,20 @@ async fn tree(volume: &Volume, options: &Options, watch: &Watch, report: &mut Re
             (report.statistics, report.problems) = found.findings.into_iter().partition(is_statistic);
             return young(volume, report).await;
         }
-        let due: Vec<Finding> = found.findings.iter().filter(|finding| wanted(finding)).cloned().collect();
+        let mut due: Vec<Finding> = found.findings.iter().filter(|finding| wanted(finding)).cloned().collect();
+        due.retain(|finding| {
+            let why = match finding {
+                _ if done.contains(&format!("{finding:?}")) => "it was repaired, and is there again",
+                // The walk of a part does not look for chunks, which may be anywhere.
+                Finding::DanglingDentry { .. } if options.path.is_some() => {
+                    "whether its data is left takes a check of the whole volume: repair it without --path"
+                }
+                _ => return true,
+            };
+            left.insert(format!("{finding:?}"));
+            report.left.push((finding.clone(), why));
+            false
+        });
         if due.is_empty() || round == ROUNDS_MAX {
             (report.statistics, report.problems) = found.findings.into_iter().partition(is_statistic);
             return young(volume, report).await;
@@ -141,7 +154,10 @@ async fn tree(volume: &Volume, options: &Options, watch: &Watch, report: &mut Re
         for (finding, mended) in volume.meta.mend(&due, options.dir_mode).await? {
             watch.progress.add(1);
             match mended {
-                Mended::Done(how) => report.mended.push((finding, how)),
+                Mended::Done(how) => {
+                    done.insert(format!("{finding:?}"));
+                    report.mended.push((finding, how));
+                }
                 Mended::Gone => {}
                 Mended::Left(why) => {
                     left.insert(format!("{finding:?}"));
@@ -195,8 +211,13 @@ async fn confirmed(volume: &Volume, options: &Options, watch: &Watch) -> Outcome
         match volume.meta.holds(&finding).await {
             Ok(true) => holding.push(finding),
             Ok(false) => {}
-            // What cannot be read is a finding of its own, and this one cannot be told without it.
-            Err(Stop::Fault(fault)) if fault.kind() == FaultKind::Corrupt => {}
+            // A walk may pass over what is of no use to it; asked for by itself it is what is wrong here.
+            Err(Stop::Fault(fault)) if fault.kind() == FaultKind::Corrupt => {
+                let unreadable = Finding::Unreadable { why: fault.to_string() };
+                if !holding.contains(&unreadable) {
+                    holding.push(unreadable);
+                }
+            }
             Err(stop) => return Err(stop),
         }
     }

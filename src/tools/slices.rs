@@ -7,7 +7,7 @@
 //! 256 MiB. Of the store nothing is held at all.
 
 use super::{OnUnreadable, Volume, Watch};
-use crate::base::{Outcome, SliceId};
+use crate::base::{Fault, Outcome, SliceId};
 use crate::cache::BlockKey;
 use crate::chunk::layout;
 use crate::meta::engine::Scan;
@@ -63,14 +63,22 @@ impl Table {
         watch: &Watch,
     ) -> Outcome<Table> {
         let mut table = Table { rows: Vec::new(), from, until: None, max };
-        let meta = &volume.meta;
+        let (meta, mut impossible) = (&volume.meta, None);
         watch
-            .each_or(on_unreadable, meta, Scan::Chunks, |_, record| {
+            .each_or(on_unreadable, meta, Scan::Chunks, |key, record| {
                 if let Record::Slices(slices) = record {
+                    if let Some(slice) = slices.iter().find(|slice| !slice.is_possible()) {
+                        impossible = impossible.take().or(Some((key, *slice)));
+                    }
                     slices.iter().for_each(|slice| table.push(slice.id, slice.size, Class::Used, true));
                 }
             })
             .await?;
+        // Nobody knows what stood there before, and it may be all that is left of a file.
+        if let (OnUnreadable::Fail, Some((key, slice))) = (on_unreadable, impossible) {
+            let fault = Fault::corrupt("collect slices").with("key", format_args!("{key:?}"));
+            return Err(fault.source(format!("a record that cannot be: {slice:?}; see what fsck says")).into());
+        }
         watch
             .each_or(on_unreadable, meta, Scan::DelayedSlices, |_, record| {
                 if let Record::Slices(slices) = record {

@@ -10,6 +10,7 @@ use crate::meta::check::Finding;
 use crate::meta::record::{DirStat, Key, Record};
 use crate::meta::trash::TRASH_NAME;
 use crate::meta::{Meta, outside};
+use std::collections::HashSet;
 
 /// Entries read at a time.
 const PAGE_ENTRIES: usize = 4096;
@@ -74,6 +75,8 @@ pub(super) async fn walk(
         files(vec![(top.ino, attr)]).await?;
     }
     let mut waiting = if attr.is_dir() { vec![(top.ino, attr)] } else { Vec::new() };
+    // In a damaged tree an entry may lead back to where the walk has been.
+    let mut met_dirs = HashSet::from([top.ino]);
     while let Some((dir, attr)) = waiting.pop() {
         let (mut counted, mut subdirectories, mut after) = (DirStat::default(), 0, None);
         loop {
@@ -88,7 +91,7 @@ pub(super) async fn walk(
                     counted.space += child.space() as i64;
                     counted.inodes += 1;
                     subdirectories += u32::from(is_dir);
-                    if recursive && is_dir {
+                    if recursive && is_dir && met_dirs.insert(dentry.ino) {
                         waiting.push((dentry.ino, *child));
                     } else if recursive && child.is_file() {
                         met.push((dentry.ino, *child));

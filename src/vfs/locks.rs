@@ -5,6 +5,12 @@ use super::{Handle, Vfs};
 use crate::base::{Errno, Ino, Outcome};
 use crate::meta::ops::plock::LockKind;
 use crate::meta::record::PlockRange;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// A look that took longer is taken once more. Nobody is taken for dead as soon as that.
+const LOOK_MAX: Duration = Duration::from_secs(4);
+const LOOKS_MAX: usize = 3;
 
 impl Vfs {
     /// Other clients took this one for dead and dropped its locks. What is written but not committed must not be
@@ -67,7 +73,15 @@ impl Vfs {
         }
         lock.await?;
         if let (Some(file), LockKind::Read | LockKind::Write) = (&file, kind) {
-            self.look_again(file).await?;
+            // An answer that was long on its way, to a client that stood still, may be older than what others have
+            // written since they took it for dead.
+            for _ in 0..LOOKS_MAX {
+                let begun = Instant::now();
+                self.look_again(file).await?;
+                if begun.elapsed() < LOOK_MAX {
+                    break;
+                }
+            }
         }
         Ok(())
     }

@@ -256,6 +256,10 @@ impl Vfs {
     async fn check_open(&self, caller: &Caller, file: &File, flags: i32) -> Outcome<(Stamp, Attr)> {
         let version = file.version();
         let mut attr = self.meta.check_open(caller, file.ino, flags).await?;
+        // It has no name, and no handle but this one keeps it: it is being let go.
+        if attr.nlink == 0 && !self.meta.is_open_twice(file.ino) {
+            return Err(Errno::ENOENT.into());
+        }
         self.ahead.asked(file.ino);
         if flags & libc::O_ACCMODE != libc::O_WRONLY {
             self.accessed(file.ino, &mut attr).await;

@@ -4,10 +4,11 @@
 use super::slices::{LENGTH_BYTES_MAX, account_length, chunk_start};
 use crate::base::mode::flag;
 use crate::base::slice::resolve;
-use crate::base::{AttrPatch, CHUNK_BYTES, ChunkIndex, Errno, Ino, Kind, Outcome, Slice, SliceId};
+use crate::base::{AttrPatch, CHUNK_BYTES, ChunkIndex, Errno, Ino, Kind, Outcome, Slice, SliceId, Timestamp};
 use crate::meta::engine::Change;
 use crate::meta::txn::{AttrOf, ChunkPrefixOf, Operation, Settled, Tx};
 use crate::meta::{Caller, Meta};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -76,8 +77,16 @@ fn records_at(extents: &[Extent], from: u64, to: u64) -> BTreeMap<ChunkIndex, Ve
     chunks
 }
 
+/// What the last try was to add to the destination, when, and its answer.
+struct Tried {
+    records: BTreeMap<ChunkIndex, Vec<Slice>>,
+    at: Timestamp,
+    answer: (u64, u64),
+}
+
 struct CopyRange<'a> {
     meta: &'a Meta,
+    tried: Mutex<Option<Tried>>,
     src: Ino,
     src_off: u64,
     dst: Ino,
@@ -116,6 +125,8 @@ impl Operation for CopyRange<'_> {
         for slice in records.values().flatten().filter(|s| !s.is_hole()) {
             *references.entry((slice.id, slice.size)).or_default() += 1;
         }
+        let tried = Tried { records: records.clone(), at: tx.now(), answer: (len, length) };
+        *self.tried.lock() = Some(tried);
         for (index, slices) in records {
             tx.change(Change::Append { ino: self.dst, index, slices, only_existing: false });
         }
@@ -130,10 +141,16 @@ impl Operation for CopyRange<'_> {
         Ok((len, length))
     }
 
-    /// Copying once more shows the same bytes, and counts every record it adds.
+    /// Applied, if the destination has the records and the time of the try. If somebody has changed it since, copying
+    /// once more shows the bytes there are now, and counts every record it adds.
     async fn settle(&self, tx: &mut Tx<'_>) -> Outcome<Settled<(u64, u64)>> {
-        tx.load(AttrOf(self.dst)).await?;
-        Ok(Settled::NotApplied)
+        let Some(Tried { records, at, answer }) = self.tried.lock().take() else { return Ok(Settled::NotApplied) };
+        let lists: Vec<_> = records.keys().map(|index| ChunkPrefixOf(self.dst, *index)).collect();
+        let (dst, lists) = tx.load((AttrOf(self.dst), lists)).await?;
+        let touched = dst.into_option().is_some_and(|dst| dst.peek().mtime == at);
+        let mut added = records.values().zip(&lists);
+        let applied = touched && added.all(|(new, list)| list.windows(new.len()).any(|part| part == new.as_slice()));
+        Ok(if applied { Settled::Applied(answer) } else { Settled::NotApplied })
     }
 }
 
@@ -164,8 +181,15 @@ impl Meta {
         let len = if src == dst { self.before_end(src, src_off, len).await? } else { len };
         while copied < len {
             let step = (len - copied).min(STEP_BYTES_MAX);
-            let op =
-                CopyRange { meta: self, src, src_off: src_off + copied, dst, dst_off: dst_off + copied, len: step };
+            let op = CopyRange {
+                meta: self,
+                tried: Mutex::default(),
+                src,
+                src_off: src_off + copied,
+                dst,
+                dst_off: dst_off + copied,
+                len: step,
+            };
             match self.run(&op).await {
                 Ok((done, now)) => {
                     copied += done;
