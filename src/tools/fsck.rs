@@ -126,7 +126,8 @@ async fn tree(volume: &Volume, options: &Options, watch: &Watch, report: &mut Re
             by_option && !left.contains(&format!("{finding:?}"))
         };
         let is_unreadable = |finding: &&Finding| matches!(finding, Finding::Unreadable { .. });
-        if options.repair && found.findings.iter().any(|finding| is_unreadable(&finding)) {
+        let mends = options.repair || options.sync_dir_stat;
+        if mends && found.findings.iter().any(|finding| is_unreadable(&finding)) {
             let unreadable = found.findings.iter().filter(is_unreadable).cloned();
             report.left.extend(unreadable.map(|finding| (finding, UNREADABLE)));
             (report.statistics, report.problems) = found.findings.into_iter().partition(is_statistic);

@@ -115,9 +115,9 @@ fn undecoded_row(what: &dyn Debug, row: &Row<'_>) -> Fault {
     fault
 }
 
-/// Rows of a scan, each with the number that the next page goes on after: what it holds, if it is still there, or why
-/// that is no record.
-type Rows = Vec<(i64, Result<Option<(Key, Record)>, Fault>)>;
+/// Rows of a scan, each with the number that the next page goes on after, if it is one: what it holds, if it is still
+/// there, or why that is no record.
+type Rows = Vec<(Option<i64>, Result<Option<(Key, Record)>, Fault>)>;
 
 /// Where a scan goes on: after this row of this part. A scan over two tables has two parts.
 struct Place {
@@ -187,8 +187,9 @@ impl Reading<'_> {
         mut decode: impl FnMut(&Row<'_>) -> Option<(Key, Record)>,
     ) -> Result<Rows, Failed> {
         let numbered = |row: &Row<'_>| {
-            let number = int(row, numbered).ok_or_else(|| undecoded_row(what, row))?;
-            Ok::<_, Failed>((number, decode(row).map(Some).ok_or_else(|| undecoded_row(what, row))))
+            let number = int(row, numbered);
+            let record = number.and_then(|_| decode(row)).map(Some).ok_or_else(|| undecoded_row(what, row));
+            Ok::<_, Failed>((number, record))
         };
         let mut statement = self.conn.prepare_cached(text)?;
         statement.query(params)?.and_then(numbered).collect()
@@ -396,12 +397,12 @@ impl Reading<'_> {
             Scan::LocksOf(sid) => {
                 let (owners, key): (_, fn(Ino) -> Key) =
                     if place.part == 0 { (&t.flocked_by, Key::Flocks) } else { (&t.plocked_by, Key::Plocks) };
-                let inodes = self.all(owners, (sid.0 as i64, row, most), scan, |r| int(r, 0))?;
-                in_parts(page(self.of_inodes(inodes, key)?), place.part, 1)
+                let inodes = self.all(owners, (sid.0 as i64, row, most), scan, |r| Some(int(r, 0)))?;
+                in_parts(page(self.of_inodes(inodes, scan, key)?), place.part, 1)
             }
             Scan::AllXattrs => {
-                let inodes = self.all(&t.xattr_owners, (row, most), scan, |r| int(r, 0))?;
-                page(self.of_inodes(inodes, Key::Xattrs)?)
+                let inodes = self.all(&t.xattr_owners, (row, most), scan, |r| Some(int(r, 0)))?;
+                page(self.of_inodes(inodes, scan, Key::Xattrs)?)
             }
             Scan::AllLinkParents => Page::default(),
         })
@@ -424,15 +425,19 @@ impl Reading<'_> {
     }
 
     /// Collecting keys, one per inode; one whose rows have just gone has no record.
-    fn of_inodes(&self, inodes: Vec<i64>, key: fn(Ino) -> Key) -> Result<Rows, Failed> {
+    fn of_inodes(&self, inodes: Vec<Option<i64>>, scan: &Scan, key: fn(Ino) -> Key) -> Result<Rows, Failed> {
         let mut rows = Vec::with_capacity(inodes.len());
-        for i in inodes {
+        for number in inodes {
+            let Some(i) = number else {
+                rows.push((None, Err(undecoded(scan))));
+                continue;
+            };
             let key = key(Ino(i as u64));
             let record = match self.get(&key) {
                 Ok(record) => Ok(record),
                 Err(failed) => Err(failed.into_corrupt()?),
             };
-            rows.push((i, record.map(|record| record.map(|record| (key, record)))));
+            rows.push((number, record.map(|record| record.map(|record| (key, record)))));
         }
         Ok(rows)
     }
@@ -464,8 +469,10 @@ fn some_list<T>(items: Vec<T>, record: fn(Vec<T>) -> Record) -> Option<Record> {
 
 /// A page of one part of a scan.
 fn page(rows: Rows, limit: usize, part: u8) -> Page {
-    let next = (rows.len() == limit).then(|| rows.last().map(|(row, _)| Place { part, row: *row }.cursor()));
-    gathered(rows.into_iter().filter_map(|(_, row)| row.transpose()), next.flatten())
+    // What is no number sorts after all numbers, and is met again until they are through.
+    let last = rows.iter().rev().find_map(|(number, _)| *number).filter(|_| rows.len() == limit);
+    let next = last.map(|row| Place { part, row }.cursor());
+    gathered(rows.into_iter().filter_map(|(_, row)| row.transpose()), next)
 }
 
 fn gathered(rows: impl Iterator<Item = Result<(Key, Record), Fault>>, next: Option<Cursor>) -> Page {
