@@ -115,6 +115,9 @@ fn tell(report: &Report) {
     for finding in &report.young {
         tracing::warn!("{finding}, but it changed within a day: it may be a clone that is being made");
     }
+    for finding in &report.leaked {
+        tracing::warn!("{finding}: `gc --delete` removes it");
+    }
     for finding in &report.problems {
         tracing::error!("{finding}");
     }
@@ -195,6 +198,7 @@ fn described(report: &Report, complete: bool) -> Value {
         "Entries": report.entries,
         "Problems": report.problems.iter().map(finding).collect::<Vec<_>>(),
         "Statistics": report.statistics.iter().map(finding).collect::<Vec<_>>(),
+        "Leaked": report.leaked.iter().map(finding).collect::<Vec<_>>(),
         "Young": report.young.iter().map(finding).collect::<Vec<_>>(),
         "Repaired": report.mended.iter().map(|(f, how)| with(f, how, "How")).collect::<Vec<_>>(),
         "NotRepaired": report.left.iter().map(|(f, why)| with(f, why, "Why")).collect::<Vec<_>>(),

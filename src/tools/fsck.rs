@@ -21,7 +21,7 @@ use super::lost::{self, Lost, OnLost};
 use super::slices::{SLICES_MAX, Table};
 use super::subtree::{self, Walked};
 use super::{OnUnreadable, Tally, Volume, Watch, below, listing, references};
-use crate::base::{Errno, Fault, FaultKind, Mode, Outcome, Stop};
+use crate::base::{Errno, Fault, FaultKind, Ino, Mode, Outcome, Stop};
 use crate::cache::BlockKey;
 use crate::chunk::layout;
 use crate::meta::check::{Finding, check};
@@ -66,6 +66,9 @@ pub struct Report {
     pub statistics: Vec<Finding>,
     /// Nodes without an entry, too young to be judged.
     pub young: Vec<Finding>,
+    /// Chunks of files that are gone with their last name: whoever removed a file that was longer once may have left
+    /// what lay past its end (the peer does). Nothing is lost, and `gc` removes them.
+    pub leaked: Vec<Finding>,
     /// What was mended, and how.
     pub mended: Vec<(Finding, String)>,
     /// Why something was not.
@@ -130,8 +133,7 @@ async fn tree(volume: &Volume, options: &Options, watch: &Watch, report: &mut Re
         if mends && found.findings.iter().any(|finding| is_unreadable(&finding)) {
             let unreadable = found.findings.iter().filter(is_unreadable).cloned();
             report.left.extend(unreadable.map(|finding| (finding, UNREADABLE)));
-            (report.statistics, report.problems) = found.findings.into_iter().partition(is_statistic);
-            return young(volume, report).await;
+            return sort(volume, found.findings, report).await;
         }
         let mut due: Vec<Finding> = found.findings.iter().filter(|finding| wanted(finding)).cloned().collect();
         due.retain(|finding| {
@@ -148,8 +150,7 @@ async fn tree(volume: &Volume, options: &Options, watch: &Watch, report: &mut Re
             false
         });
         if due.is_empty() || round == ROUNDS_MAX {
-            (report.statistics, report.problems) = found.findings.into_iter().partition(is_statistic);
-            return young(volume, report).await;
+            return sort(volume, found.findings, report).await;
         }
         watch.progress.phase("repairs");
         for (finding, mended) in volume.meta.mend(&due, options.dir_mode).await? {
@@ -168,6 +169,19 @@ async fn tree(volume: &Volume, options: &Options, watch: &Watch, report: &mut Re
         }
     }
     Ok(())
+}
+
+/// Tells what is wrong with the volume from what is only untidy.
+async fn sort(volume: &Volume, findings: Vec<Finding>, report: &mut Report) -> Outcome<()> {
+    let named = |finding: &Finding| match finding {
+        Finding::DanglingDentry { ino, .. } => Some(*ino),
+        _ => None,
+    };
+    let named: HashSet<Ino> = findings.iter().filter_map(named).collect();
+    let is_leaked = |finding: &Finding| matches!(finding, Finding::LostChunk { ino, .. } if !named.contains(ino));
+    (report.statistics, report.problems) = findings.into_iter().partition(is_statistic);
+    report.leaked = report.problems.extract_if(.., |finding| is_leaked(finding)).collect();
+    young(volume, report).await
 }
 
 /// Takes what may still be in the making out of the problems.
