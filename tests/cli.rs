@@ -545,8 +545,8 @@ fn a_repair_that_does_not_hold_is_not_tried_for_ever() {
     with_a_file(&place);
     execute(&place, "UPDATE jfs_chunk SET inode = -1");
     let outcome = place.run("fsck sqlite3://meta.db --repair --json");
-    assert_eq!(outcome.code, 1, "{}{}", outcome.out, outcome.log);
     let report: serde_json::Value = serde_json::from_str(&outcome.out).expect("a report");
+    assert_eq!(report["Leaked"].as_array().map(Vec::len), Some(1), "a chunk of nobody is no damage: {report}");
     assert!(report["Repaired"].as_array().is_some_and(|repaired| repaired.len() < 5), "{report}");
     assert!(outcome.out.contains("is there again"), "{report}");
 }

@@ -279,12 +279,7 @@ impl Dispatcher {
             Request::Open { ino, flags } => {
                 let caller = self.caller(origin);
                 Box::pin(async move {
-                    // Another mount has removed it, or replaced it, and the kernel goes by a name that it still believes: told
-                    // so, it looks the name up afresh, and opens or makes what is right. By ENOENT it would end there.
-                    let opened = this.vfs.open(&caller, ino, flags).await.map_err(|stop| match stop.errno() {
-                        Errno::ENOENT => Errno::ESTALE.into(),
-                        _ => stop,
-                    })?;
+                    let opened = this.vfs.open(&caller, ino, flags).await?;
                     let seen = opened.seen.map(|seen| (ino, seen));
                     Ok(Answer::Opened(Opening { seen, ..this.opening(opened) }))
                 })
