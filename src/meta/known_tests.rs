@@ -175,5 +175,6 @@ async fn own_changes_are_remembered_for_long_enough() {
         touch(ino);
     }
     assert!(known.touched_since(&key(u64::MAX), then), "some are forgotten: any may be meant");
+    assert!(known.touched.lock().len() <= 2 * TOUCHED_MAX);
     assert!(known.records.lock().len() <= RECORDS_MAX);
 }

@@ -301,7 +301,7 @@ impl Engine for LineEngine {
     }
 
     async fn scan_readable(&self, scan: &Scan, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
-        self.0.ask("scan", self.0.net.engine.scan(scan, after, limit)).await
+        self.0.ask("scan", self.0.net.engine.scan_readable(scan, after, limit)).await
     }
 
     async fn scan_plus(&self, dir: Ino, after: Option<&Cursor>, limit: usize) -> EngineResult<PlusPage> {
