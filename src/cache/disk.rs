@@ -2,8 +2,8 @@
 //! (`spec/data.md` 12.1).
 //!
 //! Reads try without waiting first and hop to another thread only when the disk is needed. Writes go through a bounded
-//! queue per directory that is drained by one thread while there is something to write; a block that finds the queue
-//! full is dropped and counted. A block in the queue can be read already.
+//! queue per directory ([`super::queue`]) that is drained by one thread while there is something to write; a block that
+//! finds the queue full is dropped and counted. A block in the queue can be read already.
 //!
 //! A directory that fails three times within a minute is left alone for five minutes: readers then go to the store.
 //! One whose disk is full keeps serving what it has; what cannot be written is dropped until there is room again.
@@ -12,13 +12,13 @@
 use super::BlockKey;
 use super::blockfile::{self, Outcome, Verify};
 use super::index::{BLOCK_OVERHEAD, Eviction, Index};
+use super::queue::{Offered, Queue};
 use super::ring::Ring;
 use crate::base::Fault;
 use crate::buf::Pool;
 use crate::util::outage::Outage;
 use bytes::Bytes;
 use parking_lot::Mutex;
-use std::collections::{HashMap, VecDeque};
 use std::fs;
 use std::io::{self, ErrorKind, Write};
 use std::ops::Range;
@@ -28,6 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::runtime::Handle;
+use tokio::sync::Notify;
 
 /// Failures within [`FAILURE_WINDOW`] that put a directory to rest.
 const FAILURES_MAX: u32 = 3;
@@ -155,13 +156,13 @@ impl DiskCache {
 
     pub fn contains(&self, key: &BlockKey) -> bool {
         let dir = self.of(key).0;
-        dir.queue.lock().blocks.contains_key(key) || dir.index.lock().contains(key)
+        dir.writes.lock().queue.contains(key) || dir.index.lock().contains(key)
     }
 
     pub async fn remove(&self, key: &BlockKey) {
         let (dir, name) = self.of(key);
         let (dir, key) = (dir.clone(), *key);
-        dir.queue.lock().forget(&key);
+        dir.writes.lock().queue.forget(&key);
         let known = dir.index.lock().remove(&key);
         if !known && dir.scanned.load(Ordering::Acquire) {
             return;
@@ -178,6 +179,11 @@ impl DiskCache {
         })
     }
 
+    /// Writes what waits in the queues, and returns when it is on the disks.
+    pub async fn flush(&self) {
+        futures::future::join_all(self.dirs.iter().map(Directory::flush)).await;
+    }
+
     /// Regular care: free space, expiry. May wait for a disk.
     pub fn tend(&self) {
         for dir in &self.dirs {
@@ -186,22 +192,13 @@ impl DiskCache {
     }
 }
 
-/// Blocks on their way to the disk.
-#[derive(Default)]
-struct Queue {
-    blocks: HashMap<BlockKey, Bytes>,
-    order: VecDeque<BlockKey>,
-    bytes: u64,
-    /// A thread is writing.
-    draining: bool,
-}
-
-impl Queue {
-    fn forget(&mut self, key: &BlockKey) {
-        if let Some(block) = self.blocks.remove(key) {
-            self.bytes -= block.len() as u64;
-        }
-    }
+/// What is to be written, and who sees to it.
+struct Writes {
+    queue: Queue,
+    /// A thread is writing. It looks at the queue again before it ends.
+    writing: bool,
+    /// A task waits for the time of the block that lingers longest.
+    timed: bool,
 }
 
 /// One cache directory of one volume.
@@ -213,12 +210,13 @@ struct Directory {
     /// This directory's share of the limits.
     capacity: u64,
     items: u64,
-    queue_bytes: u64,
     pool: Arc<Pool>,
     metrics: Arc<DiskMetrics>,
     /// Each lock is held for map operations only, and never two of them at once.
     index: Mutex<Index>,
-    queue: Mutex<Queue>,
+    writes: Mutex<Writes>,
+    /// Told when the thread that writes has found nothing more that is due.
+    drained: Notify,
     health: Mutex<Health>,
     full: Outage,
     /// Until the first scan has ended, a block that is not in the index may still be on the disk.
@@ -270,11 +268,11 @@ impl Directory {
             id,
             capacity: (options.capacity / share).min(room),
             items,
-            queue_bytes: options.queue_bytes / share,
             pool: pool.clone(),
             metrics: metrics.clone(),
             index: Mutex::new(Index::new(options.eviction)),
-            queue: Mutex::default(),
+            writes: Mutex::new(Writes { queue: Queue::new(options.queue_bytes / share), writing: false, timed: false }),
+            drained: Notify::new(),
             health: Mutex::default(),
             full: Outage::default(),
             scanned: AtomicBool::new(false),
@@ -388,8 +386,8 @@ impl Directory {
 
     async fn load(self: &Arc<Directory>, key: &BlockKey, name: &str, range: Range<u32>) -> Option<Bytes> {
         {
-            let queue = self.queue.lock();
-            if let Some(block) = queue.blocks.get(key) {
+            let writes = self.writes.lock();
+            if let Some(block) = writes.queue.get(key) {
                 return Some(block.slice(range.start as usize..range.end as usize));
             }
         }
@@ -437,37 +435,55 @@ impl Directory {
         if self.index.lock().contains(&key) || self.is_resting() {
             return;
         }
-        let mut queue = self.queue.lock();
-        if queue.blocks.contains_key(&key) {
-            return;
-        }
-        // An empty queue takes any block, so that a small budget still caches.
-        if !queue.blocks.is_empty() && queue.bytes + block.len() as u64 > self.queue_bytes {
-            self.metrics.drops.fetch_add(1, Ordering::Relaxed);
-            return;
-        }
-        queue.bytes += block.len() as u64;
-        queue.blocks.insert(key, block);
-        queue.order.push_back(key);
-        if !std::mem::replace(&mut queue.draining, true) {
-            let dir = self.clone();
-            self.runtime.spawn_blocking(move || dir.drain());
+        let mut writes = self.writes.lock();
+        match writes.queue.offer(key, block, Instant::now()) {
+            Offered::Taken => self.see_to(&mut writes),
+            Offered::Known => {}
+            Offered::NoRoom => {
+                self.metrics.drops.fetch_add(1, Ordering::Relaxed);
+            }
         }
     }
 
-    /// Writes what is queued until nothing is left.
-    fn drain(&self) {
+    /// Sees to it that what is queued is written when it is time.
+    fn see_to(self: &Arc<Directory>, writes: &mut Writes) {
+        if writes.writing {
+            return;
+        }
+        let dir = self.clone();
+        match writes.queue.due_in(Instant::now()) {
+            None => {}
+            Some(Duration::ZERO) => {
+                writes.writing = true;
+                self.runtime.spawn_blocking(move || dir.drain());
+            }
+            Some(time) if !writes.timed => {
+                writes.timed = true;
+                self.runtime.spawn(async move {
+                    tokio::time::sleep(time).await;
+                    let mut writes = dir.writes.lock();
+                    writes.timed = false;
+                    dir.see_to(&mut writes);
+                });
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// Writes what is due until nothing is left.
+    fn drain(self: &Arc<Directory>) {
         loop {
             let (key, block) = {
-                let mut queue = self.queue.lock();
-                let Some(key) = queue.order.pop_front() else {
-                    *queue = Queue::default();
-                    return;
-                };
-                match queue.blocks.get(&key) {
-                    Some(block) => (key, block.clone()),
-                    // Removed while it waited.
-                    None => continue,
+                let mut writes = self.writes.lock();
+                match writes.queue.next(Instant::now()) {
+                    Some(next) => next,
+                    None => {
+                        writes.writing = false;
+                        self.see_to(&mut writes);
+                        drop(writes);
+                        self.drained.notify_waiters();
+                        return;
+                    }
                 }
             };
             // What was queued before the directory failed too often is not tried on it either.
@@ -481,7 +497,23 @@ impl Directory {
                 }
             }
             // Readers find it on the disk from now on, or in the store.
-            self.queue.lock().forget(&key);
+            self.writes.lock().queue.forget(&key);
+        }
+    }
+
+    /// Writes everything that is queued now, and returns when it is there.
+    async fn flush(self: &Arc<Directory>) {
+        loop {
+            let drained = self.drained.notified();
+            {
+                let mut writes = self.writes.lock();
+                writes.queue.hurry();
+                self.see_to(&mut writes);
+                if !writes.writing {
+                    return;
+                }
+            }
+            drained.await;
         }
     }
 
@@ -626,8 +658,8 @@ mod tests {
 
     async fn settled(cache: &DiskCache) {
         for _ in 0..500 {
-            let busy = |d: &Arc<Directory>| d.queue.lock().draining || !d.scanned.load(Ordering::Acquire);
-            if !cache.dirs.iter().any(busy) {
+            cache.flush().await;
+            if cache.dirs.iter().all(|d| d.scanned.load(Ordering::Acquire)) {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;

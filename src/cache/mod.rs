@@ -11,6 +11,7 @@ pub mod fuzz;
 mod index;
 pub mod key;
 pub mod memory;
+mod queue;
 mod ring;
 mod sampled;
 
@@ -174,6 +175,13 @@ impl BlockCache {
         self.memory.remove(key);
         if let Some(disk) = &self.disk {
             disk.remove(key).await;
+        }
+    }
+
+    /// Writes to the disks what waits for that, and returns when it is there.
+    pub async fn flush(&self) {
+        if let Some(disk) = &self.disk {
+            disk.flush().await;
         }
     }
 

@@ -40,6 +40,8 @@ const FLUSH_DEADLINE: Duration = Duration::from_secs(300);
 /// The last words with the metadata engine. Whoever unmounts waits for them, and a session that stays is cleaned up
 /// after by others.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(5);
+/// Blocks that wait to be written to the local cache. Those that are late are read from the store next time.
+const CACHE_DEADLINE: Duration = Duration::from_secs(5);
 /// Part of the buffer memory that blocks may be kept in after use: most of it may serve readers, and what is being
 /// written or fetched always finds the rest.
 const MEMORY_CACHE_PART: u64 = 2;
@@ -325,6 +327,7 @@ impl Client {
         let meta = self.vfs.meta().clone();
         let flushed = in_time("flush what was written", FLUSH_DEADLINE, self.vfs.flush_all()).await;
         self.tasks.stop(STOP_DEADLINE).await;
+        let _cached = tokio::time::timeout(CACHE_DEADLINE, self.vfs.data().cache().flush()).await;
         let closed = in_time("close the session", CLOSE_DEADLINE, meta.close_session()).await;
         let synced = in_time("sync the metadata", CLOSE_DEADLINE, async { outside(meta.engine().sync().await) }).await;
         flushed.and(closed).and(synced)

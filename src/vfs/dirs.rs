@@ -3,14 +3,21 @@
 //! entries are is told with them: attributes among them go into the kernel's caches, where nothing may be that this client
 //! has changed since, nor what the kernel would not believe any more ([`super::ops`]).
 
-use crate::base::{Attr, Errno, Ino, Kind, Name, Outcome};
+use crate::base::{Attr, Errno, Fault, Ino, Kind, Name, Outcome};
 use crate::meta::Meta;
-use crate::meta::engine::Cursor;
+use crate::meta::engine::{Cursor, PlusPage};
 use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-/// Entries read per trip.
+/// Entries read at first: about what one answer holds, so that who waits for it does not wait for the others. They
+/// follow while the first are looked at.
+const FIRST_ENTRIES: usize = 256;
+/// Entries read at a time in the end; each page is larger than the one before.
 const PAGE_ENTRIES: usize = 4096;
+const GROWTH: usize = 4;
 
 /// One entry as readdir answers it.
 #[derive(Clone, Debug)]
@@ -32,7 +39,28 @@ pub struct DirItem {
 enum Progress {
     Fresh,
     At(Cursor),
+    /// The page that begins there is being read.
+    Coming(Cursor, Reading),
     End,
+}
+
+/// A page on its way, and when it was asked for. Nobody waits for it any more when this is dropped.
+struct Reading {
+    asked: Instant,
+    page: JoinHandle<Outcome<PlusPage>>,
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.page.abort();
+    }
+}
+
+impl Progress {
+    /// A page is there that is not among the items yet.
+    fn has_come(&self) -> bool {
+        matches!(self, Progress::Coming(_, reading) if reading.page.is_finished())
+    }
 }
 
 pub struct DirStream {
@@ -41,32 +69,74 @@ pub struct DirStream {
     /// Names seen, kept from the second page on: hash-ordered engines may repeat an entry across pages.
     seen: Option<HashSet<Name>>,
     progress: Progress,
+    /// Where the last page begins among the items, and how many entries were asked for.
+    last_page: (usize, usize),
+    /// The last answer. The kernel takes what fits of it and goes on where it stopped.
+    told: Range<usize>,
+    /// How many entries the kernel takes at a time, as far as that is known, and some more.
+    fits: usize,
 }
 
 impl DirStream {
     /// Nothing is asked before the first read: it tells whether the directory is there.
     pub fn new(dir: Ino) -> DirStream {
-        DirStream { dir, items: Vec::new(), seen: None, progress: Progress::Fresh }
+        DirStream {
+            dir,
+            items: Vec::new(),
+            seen: None,
+            progress: Progress::Fresh,
+            last_page: (0, 0),
+            told: 0..0,
+            fits: usize::MAX,
+        }
     }
 
     /// Up to `limit` entries after `offset`; empty at the end. Offset 0 starts anew.
-    pub async fn read(&mut self, meta: &Meta, offset: u64, limit: usize) -> Outcome<&[DirItem]> {
+    pub async fn read(&mut self, meta: &Arc<Meta>, offset: u64, limit: usize) -> Outcome<&[DirItem]> {
         if offset == 0 {
             self.rewind();
         }
         let from = usize::try_from(offset).unwrap_or(usize::MAX);
+        if self.told.contains(&from) && from > self.told.start {
+            let taken = from - self.told.start;
+            // Names differ in length.
+            self.fits = taken + taken / 4 + 8;
+        } else if from == self.told.end && self.told.len() >= self.fits {
+            self.fits = self.fits.saturating_mul(2);
+        }
+        let limit = limit.min(self.fits);
         // `.` and `..` do not make an answer of their own: the kernel would have to come again for the first entry.
-        while self.items.len() <= from.max(2) && !matches!(self.progress, Progress::End) {
+        while !matches!(self.progress, Progress::End)
+            && (self.items.len() <= from.max(2)
+                || (self.items.len() < from.saturating_add(limit) && self.progress.has_come()))
+        {
             self.load(meta).await?;
         }
+        // Who reads on in the last page will come for the next one.
+        if from >= self.last_page.0 {
+            self.read_ahead(meta);
+        }
         let items = self.items.get(from..).unwrap_or(&[]);
-        Ok(&items[..items.len().min(limit)])
+        let items = &items[..items.len().min(limit)];
+        self.told = from..from + items.len();
+        Ok(items)
     }
 
     fn rewind(&mut self) {
-        self.items.clear();
-        self.seen = None;
-        self.progress = Progress::Fresh;
+        *self = DirStream { fits: self.fits, ..DirStream::new(self.dir) };
+    }
+
+    /// How many entries to ask for after the last page.
+    fn grown(&self) -> usize {
+        (self.last_page.1 * GROWTH).clamp(FIRST_ENTRIES, PAGE_ENTRIES)
+    }
+
+    fn read_ahead(&mut self, meta: &Arc<Meta>) {
+        if let Progress::At(cursor) = &self.progress {
+            let (meta, dir, after, entries) = (meta.clone(), self.dir, cursor.clone(), self.grown());
+            let page = tokio::spawn(async move { meta.list(dir, Some(&after), entries).await });
+            self.progress = Progress::Coming(cursor.clone(), Reading { asked: Instant::now(), page });
+        }
     }
 
     fn push(&mut self, name: Name, ino: Ino, kind: Kind, attr: Option<Attr>, asked: Instant) {
@@ -74,27 +144,38 @@ impl DirStream {
         self.items.push(DirItem { ino, kind, name, attr, gone: false, asked, next });
     }
 
-    async fn load(&mut self, meta: &Meta) -> Outcome<()> {
-        let after = match &self.progress {
-            Progress::Fresh => None,
-            Progress::At(cursor) => Some(cursor),
+    async fn load(&mut self, meta: &Arc<Meta>) -> Outcome<()> {
+        let entries = self.grown();
+        let first = matches!(self.progress, Progress::Fresh);
+        let (page, asked) = match &mut self.progress {
+            Progress::Fresh => {
+                let asked = Instant::now();
+                // What the directory is itself costs no trip of its own.
+                let (attr, page) = tokio::join!(meta.getattr(self.dir), meta.list(self.dir, None, entries));
+                let attr = attr?;
+                if !attr.is_dir() {
+                    return Err(Errno::ENOTDIR.into());
+                }
+                let page = page?;
+                self.push(Name::stored(*b"."), self.dir, Kind::Directory, None, asked);
+                self.push(Name::stored(*b".."), attr.parent, Kind::Directory, None, asked);
+                (page, asked)
+            }
+            Progress::At(cursor) => {
+                let asked = Instant::now();
+                (meta.list(self.dir, Some(cursor), entries).await?, asked)
+            }
+            Progress::Coming(cursor, reading) => {
+                let read = (&mut reading.page).await;
+                let (cursor, asked) = (cursor.clone(), reading.asked);
+                // Whoever asks again after a failure begins there anew.
+                self.progress = Progress::At(cursor);
+                let page = read.unwrap_or_else(|e| Err(Fault::internal("read directory").source(e).into()))?;
+                (page, asked)
+            }
             Progress::End => return Ok(()),
         };
-        let (first, asked) = (after.is_none(), Instant::now());
-        let page = if first {
-            // What the directory is itself costs no trip of its own.
-            let (attr, page) = tokio::join!(meta.getattr(self.dir), meta.list(self.dir, None, PAGE_ENTRIES));
-            let attr = attr?;
-            if !attr.is_dir() {
-                return Err(Errno::ENOTDIR.into());
-            }
-            let page = page?;
-            self.push(Name::stored(*b"."), self.dir, Kind::Directory, None, asked);
-            self.push(Name::stored(*b".."), attr.parent, Kind::Directory, None, asked);
-            page
-        } else {
-            meta.list(self.dir, after, PAGE_ENTRIES).await?
-        };
+        self.last_page = (if first { 0 } else { self.items.len() }, entries);
         if !first && self.seen.is_none() {
             self.seen = Some(self.items.iter().map(|item| item.name.clone()).collect());
         }
@@ -132,7 +213,6 @@ mod tests {
     use crate::vfs::tests::client_believing;
     use crate::vfs::{Handle, Vfs};
     use std::collections::HashMap;
-    use std::sync::Arc;
     use std::time::Duration;
 
     /// Bytes, control characters and the marks of other systems are names; what no program could say is left out, and
@@ -160,8 +240,61 @@ mod tests {
         assert!(items.iter().enumerate().all(|(at, item)| item.next == at as u64 + 1), "offsets have no gaps");
     }
 
+    /// However much of an answer is taken, and however the directory changes, each entry that stays is told once.
+    #[tokio::test]
+    async fn every_entry_is_told_once_whatever_is_taken() {
+        let meta = volume().await;
+        let mut wanted: Vec<Name> = (0..3 * FIRST_ENTRIES).map(named).collect();
+        for name in &wanted {
+            file(&meta, std::str::from_utf8(name.as_bytes()).unwrap()).await;
+        }
+        wanted.sort_unstable();
+        for takes in [&[1][..], &[7, 30, 1], &[FIRST_ENTRIES, 3], &[usize::MAX], &[25, 25, 25, 400]] {
+            let mut stream = DirStream::new(Ino::ROOT);
+            for _twice in 0..2 {
+                let (mut told, mut offset, mut calls) = (Vec::new(), 0, 0);
+                for take in takes.iter().cycle() {
+                    let items = stream.read(&meta, offset, 430).await.unwrap();
+                    assert!(items.len() <= 430);
+                    let Some(last) = items.iter().take(*take).next_back() else { break };
+                    offset = last.next;
+                    told.extend(items.iter().take(*take).map(|item| item.name.clone()));
+                    calls += 1;
+                    if calls % 3 == 0 {
+                        tokio::task::yield_now().await;
+                    }
+                }
+                assert_eq!(told.len(), wanted.len() + 2);
+                let mut told = told.split_off(2);
+                told.sort_unstable();
+                assert_eq!(told, wanted, "{takes:?}");
+            }
+        }
+    }
+
+    /// What follows is read while the first entries are looked at, and no more than a page of it.
+    #[tokio::test]
+    async fn one_page_is_read_ahead() {
+        let meta = volume().await;
+        for number in 0..6 * FIRST_ENTRIES {
+            file(&meta, &format!("f{number}")).await;
+        }
+        let mut stream = DirStream::new(Ino::ROOT);
+        let first = stream.read(&meta, 0, 430).await.unwrap().len();
+        assert_eq!(first, FIRST_ENTRIES + 2, "it does not wait for more");
+        while !stream.progress.has_come() {
+            tokio::task::yield_now().await;
+        }
+        let answer = stream.read(&meta, 200, 430).await.unwrap().len();
+        assert_eq!(answer, 200 + 200 / 4 + 8, "from both pages, as much as fits");
+        assert_eq!(stream.items.len(), 2 + FIRST_ENTRIES * (1 + GROWTH));
+        assert!(matches!(stream.progress, Progress::At(_)), "the last page is not begun");
+        stream.read(&meta, 300, 430).await.unwrap();
+        assert!(matches!(stream.progress, Progress::Coming(..)));
+    }
+
     const BELIEF: Duration = Duration::from_secs(1);
-    /// More than one answer holds, fewer than are read at a time.
+    /// More than two answers hold, no more than two pages.
     const FILES: usize = 1000;
 
     fn named(number: usize) -> Name {
@@ -178,9 +311,11 @@ mod tests {
             other.meta().create(&Caller::root(), Ino::ROOT, &named(number), &node).await.unwrap();
         }
         let handle = lister.opendir(&Caller::root(), Ino::ROOT).await.unwrap().handle;
-        let first = lister.readdir(Ino::ROOT, handle, 0, true).await.unwrap();
-        assert!(first.len() < FILES / 2, "{}", first.len());
-        (lister, other, handle, first)
+        let mut told = lister.readdir(Ino::ROOT, handle, 0, true).await.unwrap();
+        // The second answer comes from the second page, which holds more than it.
+        told.extend(lister.readdir(Ino::ROOT, handle, told.last().unwrap().next, true).await.unwrap());
+        assert!(told.len() < FILES * 3 / 4, "{}", told.len());
+        (lister, other, handle, told)
     }
 
     /// What stands in the rest of the listing under a name.

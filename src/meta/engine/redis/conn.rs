@@ -12,9 +12,7 @@ use crate::base::{Fault, FaultKind};
 use crate::meta::engine::{EngineError, EngineResult};
 use crate::util::outage::Outage;
 use parking_lot::Mutex;
-use redis::{
-    Arg, AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, RedisError, ServerError, ServerErrorKind, Value,
-};
+use redis::{Arg, Client, Cmd, ErrorKind, Pipeline, RedisError, ServerError, ServerErrorKind, Value};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,15 +36,11 @@ const IMPATIENT_DEADLINE: Duration = Duration::from_secs(1);
 const APART: Duration = Duration::from_secs(60);
 /// Before a server that cannot serve now is asked again.
 const PASSING_PAUSE: Duration = Duration::from_millis(100);
-/// Requests that may wait to be written; more make their callers wait. The crate's 50 would be fewer than the
-/// requests of one busy mount.
-const PIPELINE_BUFFER: usize = 1024;
 
 static SNAPSHOT: &str = include_str!("snapshot.lua");
 
 pub(super) struct Connection {
     client: Client,
-    config: AsyncConnectionConfig,
     target: Target,
     current: Mutex<Current>,
     /// One task connects at a time; the others wait for it.
@@ -105,14 +99,9 @@ impl Current {
 impl Connection {
     /// Nothing is sent yet.
     pub(super) fn new(target: Target, announces: bool) -> EngineResult<Connection> {
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECT_TIMEOUT))
-            .set_response_timeout(Some(target.response_timeout))
-            .set_pipeline_buffer_size(PIPELINE_BUFFER);
         let client = target.client()?;
         Ok(Connection {
             client,
-            config,
             target,
             current: Mutex::new(Current::default()),
             connecting: tokio::sync::Mutex::new(()),
@@ -299,7 +288,7 @@ impl Connection {
                 return Err(self.unreachable());
             }
             tokio::time::sleep(pause).await;
-            let error = match Link::connect(&self.client, &self.config, CONNECT_TIMEOUT).await {
+            let error = match Link::connect(&self.client, CONNECT_TIMEOUT, self.target.response_timeout).await {
                 Ok(link) => {
                     let link = Arc::new(link);
                     let generation = self.current.lock().connected(link.clone(), &self.target.address);

@@ -1,68 +1,86 @@
-//! One connection to a server: whoever has something to send writes it to the socket.
+//! One connection to a server, shared by all callers: requests go out in the order of their coming, and replies come
+//! back in the same.
 //!
-//! The crate's multiplexed connection is a queue and a driver that moves requests from the queue to the socket and
-//! replies back. As a task of its own the driver costs each request a wake-up of another thread before anything is
-//! sent, which on a virtual machine with sleeping processors takes longer than the request. Here a sender that has put
-//! its request into the queue polls the driver itself; only replies wake a thread, the one that waits for the network.
+//! Whoever has something to send writes it to the socket. The crate's multiplexed connection is a queue and a task that
+//! moves requests from the queue to the socket and replies back, which costs each request a wake-up of another thread
+//! before anything is sent; on a virtual machine with sleeping processors that takes longer than the request. Here only
+//! replies wake a thread, the one that waits for the network, which parses them ([`super::resp`]). Requests that come
+//! while another thread writes are written by that thread, all in one.
 //!
-//! TLS connections are the crate's own and are driven by its task.
+//! TLS connections are the crate's own.
 
+use super::resp::Replies;
 use futures::future::select_ok;
-use futures::task::AtomicWaker;
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionAddr, Pipeline, RedisError, RedisResult, Value};
-use std::cell::Cell;
-use std::future::{Future, poll_fn};
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, Pipeline, RedisConnectionInfo, RedisError, RedisResult, Value,
+};
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::net::{TcpStream, UnixStream, tcp, unix};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::AbortHandle;
+
+/// The memory of a request larger than this is not kept for the next.
+const KEEP_BYTES: usize = 64 << 10;
+/// Requests that may be under way; more make their callers wait.
+const UNDER_WAY_MAX: usize = 1024;
 
 /// A connection. When it is dropped its socket is closed.
 pub(super) struct Link {
-    connection: MultiplexedConnection,
-    /// None when the crate drives.
-    own: Option<(Arc<Driver>, AbortHandle)>,
+    wire: Wire,
+    /// For all of the answer to one request.
+    timeout: Duration,
+}
+
+enum Wire {
+    Plain(Arc<Plain>, AbortHandle),
+    Tls(MultiplexedConnection),
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
-        if let Some((driver, task)) = &self.own {
+        if let Wire::Plain(_, task) = &self.wire {
             task.abort();
-            // The socket holds wakers that hold the driver, which holds the socket.
-            driver.stop();
         }
     }
 }
 
+fn timed_out() -> RedisError {
+    io::Error::from(io::ErrorKind::TimedOut).into()
+}
+
 impl Link {
-    /// Connects, authenticates and selects the database, within `timeout` in all.
-    pub(super) async fn connect(
-        client: &Client,
-        config: &AsyncConnectionConfig,
-        timeout: Duration,
-    ) -> RedisResult<Link> {
-        let connected = tokio::time::timeout(timeout, Link::connect_unbounded(client, config)).await;
-        connected.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
+    /// Connects, authenticates and selects the database, within `connecting` in all. Each request after that has
+    /// `timeout`.
+    pub(super) async fn connect(client: &Client, connecting: Duration, timeout: Duration) -> RedisResult<Link> {
+        let connected = tokio::time::timeout(connecting, Link::connect_unbounded(client, connecting, timeout)).await;
+        connected.unwrap_or_else(|_| Err(timed_out()))
     }
 
-    async fn connect_unbounded(client: &Client, config: &AsyncConnectionConfig) -> RedisResult<Link> {
+    async fn connect_unbounded(client: &Client, connecting: Duration, timeout: Duration) -> RedisResult<Link> {
+        let login = client.get_connection_info().redis_settings();
         match client.get_connection_info().addr() {
             ConnectionAddr::Tcp(host, port) => {
                 let addresses = tokio::net::lookup_host((host.as_str(), *port)).await?;
-                Link::to_first(addresses, client, config).await
+                Link::to_first(addresses, login, timeout).await
             }
-            ConnectionAddr::Unix(path) => Link::over(UnixStream::connect(path).await?, client, config).await,
+            ConnectionAddr::Unix(path) => {
+                let (reading, writing) = UnixStream::connect(path).await?.into_split();
+                Link::over(reading, Half::Unix(writing), login, timeout).await
+            }
             _ => {
-                let connection = client.get_multiplexed_async_connection_with_config(config).await?;
-                Ok(Link { connection, own: None })
+                let config = AsyncConnectionConfig::new()
+                    .set_connection_timeout(Some(connecting))
+                    .set_response_timeout(Some(timeout))
+                    .set_pipeline_buffer_size(UNDER_WAY_MAX);
+                let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+                Ok(Link { wire: Wire::Tls(connection), timeout })
             }
         }
     }
@@ -71,15 +89,16 @@ impl Link {
     /// to something that accepts connections and says nothing.
     async fn to_first(
         addresses: impl Iterator<Item = SocketAddr>,
-        client: &Client,
-        config: &AsyncConnectionConfig,
+        login: &RedisConnectionInfo,
+        timeout: Duration,
     ) -> RedisResult<Link> {
         let connecting: Vec<_> = addresses
             .map(|address| {
                 Box::pin(async move {
                     let stream = TcpStream::connect(address).await?;
                     stream.set_nodelay(true)?;
-                    Link::over(stream, client, config).await
+                    let (reading, writing) = stream.into_split();
+                    Link::over(reading, Half::Tcp(writing), login, timeout).await
                 })
             })
             .collect();
@@ -89,166 +108,328 @@ impl Link {
         Ok(select_ok(connecting).await?.0)
     }
 
-    async fn over<S>(stream: S, client: &Client, config: &AsyncConnectionConfig) -> RedisResult<Link>
+    async fn over<R>(reading: R, writing: Half, login: &RedisConnectionInfo, timeout: Duration) -> RedisResult<Link>
     where
-        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        R: AsyncRead + Unpin + Send + 'static,
     {
-        let settings = client.get_connection_info().redis_settings();
-        let (connection, work) = MultiplexedConnection::new_with_config(settings, stream, config.clone()).await?;
-        let driver = Driver::new(work);
-        let task = tokio::spawn(driver.clone().run()).abort_handle();
-        Ok(Link { connection, own: Some((driver, task)) })
+        let plain = Arc::new(Plain {
+            half: writing,
+            state: Mutex::default(),
+            stalled: Notify::new(),
+            room: Arc::new(Semaphore::new(UNDER_WAY_MAX)),
+        });
+        let task = tokio::spawn(plain.clone().attend(reading)).abort_handle();
+        let link = Link { wire: Wire::Plain(plain, task), timeout };
+        link.log_in(login).await?;
+        Ok(link)
+    }
+
+    async fn log_in(&self, login: &RedisConnectionInfo) -> RedisResult<()> {
+        if let Some(password) = login.password() {
+            let auth = |user: Option<&str>| {
+                let mut auth = redis::cmd("AUTH");
+                user.iter().for_each(|user| {
+                    auth.arg(*user);
+                });
+                auth.arg(password).clone()
+            };
+            let mut answered = self.send(&auth(login.username())).await?.extract_error();
+            // Servers before 6 know no users.
+            if login.username().is_some()
+                && answered.as_ref().is_err_and(|e| e.detail().is_some_and(|d| d.contains("wrong number of arguments")))
+            {
+                answered = self.send(&auth(None)).await?.extract_error();
+            }
+            answered?;
+        }
+        // For the server's `CLIENT LIST`. Servers before 7.2 do not know it, and some users may not.
+        let mut rest = Pipeline::new();
+        rest.cmd("CLIENT").arg("SETINFO").arg("LIB-NAME").arg("sluicefs");
+        if login.db() != 0 {
+            rest.cmd("SELECT").arg(login.db());
+        }
+        let mut answers = self.send_all(&rest, 1, rest.len() - 1).await?;
+        answers.pop().unwrap_or(Value::Okay).extract_error().map(|_| ())
     }
 
     /// One command, one reply. Errors of the server are values.
     pub(super) async fn send(&self, cmd: &Cmd) -> RedisResult<Value> {
-        let mut connection = self.connection.clone();
-        self.sent(connection.send_packed_command(cmd)).await
+        match &self.wire {
+            Wire::Plain(plain, _) => {
+                let mut values = plain.ask(cmd.get_packed_command(), 0, 1, self.timeout).await?;
+                Ok(values.pop().unwrap_or(Value::Nil))
+            }
+            Wire::Tls(connection) => connection.clone().send_packed_command(cmd).await,
+        }
     }
 
     /// Several commands in one trip; of the replies the first `skipped` are dropped.
     pub(super) async fn send_all(&self, pipeline: &Pipeline, skipped: usize, wanted: usize) -> RedisResult<Vec<Value>> {
-        let mut connection = self.connection.clone();
-        self.sent(connection.send_packed_commands(pipeline, skipped, wanted)).await
-    }
-
-    async fn sent<T>(&self, request: impl Future<Output = Result<T, RedisError>>) -> Result<T, RedisError> {
-        let Some((driver, _)) = &self.own else { return request.await };
-        let mut request = pin!(request);
-        let mut queued = false;
-        poll_fn(|cx| {
-            if queued {
-                return request.as_mut().poll(cx);
-            }
-            queued = true;
-            // The queue tells the driver of the request; this thread is about to see to that itself.
-            let polled = quietly(|| request.as_mut().poll(cx));
-            if polled.is_pending() {
-                driver.advance();
-            }
-            polled
-        })
-        .await
-    }
-}
-
-thread_local! {
-    /// This thread polls the driver next, so nobody needs to be woken for it.
-    static QUIET: Cell<bool> = const { Cell::new(false) };
-}
-
-fn quietly<T>(work: impl FnOnce() -> T) -> T {
-    struct Loud(bool);
-    impl Drop for Loud {
-        fn drop(&mut self) {
-            QUIET.set(self.0);
+        match &self.wire {
+            Wire::Plain(plain, _) => plain.ask(pipeline.get_packed_pipeline(), skipped, wanted, self.timeout).await,
+            Wire::Tls(connection) => connection.clone().send_packed_commands(pipeline, skipped, wanted).await,
         }
     }
-    let _loud = Loud(QUIET.replace(true));
-    work()
 }
 
-/// How often in a row one thread polls for others.
-const ROUNDS_MAX: usize = 32;
-
-type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-/// The crate's driver of a connection, polled by whoever has a reason to.
-struct Driver {
-    /// None when it has ended: the connection is of no more use.
-    work: Mutex<Option<Work>>,
-    /// Calls to `advance` that have not been seen to. The first caller polls for those that come meanwhile.
-    calls: AtomicUsize,
-    /// The task that polls when the socket is ready.
-    task: AtomicWaker,
+/// The half of a socket that is written to.
+enum Half {
+    Tcp(tcp::OwnedWriteHalf),
+    Unix(unix::OwnedWriteHalf),
 }
 
-impl Driver {
-    fn new(work: impl Future<Output = ()> + Send + 'static) -> Arc<Driver> {
-        Arc::new(Driver {
-            work: Mutex::new(Some(Box::pin(work))),
-            calls: AtomicUsize::new(0),
-            task: AtomicWaker::new(),
-        })
+impl Half {
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Half::Tcp(half) => half.try_write(bytes),
+            Half::Unix(half) => half.try_write(bytes),
+        }
     }
 
-    /// Moves what can be moved: requests to the socket, replies to those who wait for them.
-    fn advance(self: &Arc<Driver>) {
-        if self.calls.fetch_add(1, Ordering::AcqRel) > 0 {
-            return;
+    async fn writable(&self) -> io::Result<()> {
+        match self {
+            Half::Tcp(half) => half.writable().await,
+            Half::Unix(half) => half.writable().await,
         }
-        let mut seen_to = 1;
-        for _round in 0..ROUNDS_MAX {
-            let waker = Waker::from(self.clone());
-            let mut work = self.work.lock();
-            if let Some(running) = work.as_mut()
-                && running.as_mut().poll(&mut Context::from_waker(&waker)).is_ready()
-            {
-                *work = None;
-                self.task.wake();
+    }
+}
+
+/// A connection that is ours.
+struct Plain {
+    half: Half,
+    state: Mutex<State>,
+    /// The socket takes no more: the task waits until it does.
+    stalled: Notify,
+    room: Arc<Semaphore>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Requests that whoever is writing has not taken yet.
+    unsent: Vec<u8>,
+    /// Somebody is writing, or the task waits to go on with it.
+    writing: bool,
+    /// What the socket did not take, for the task.
+    rest: Vec<u8>,
+    /// Callers in the order of their requests.
+    waiting: VecDeque<Waiting>,
+    /// Why the connection is of no more use.
+    broken: Option<RedisError>,
+}
+
+struct Waiting {
+    /// Replies to come that nobody wants.
+    skipped: usize,
+    wanted: usize,
+    values: Vec<Value>,
+    answer: oneshot::Sender<RedisResult<Vec<Value>>>,
+    _room: OwnedSemaphorePermit,
+}
+
+impl Plain {
+    /// Sends a request and returns `wanted` replies, which come after `skipped` others.
+    async fn ask(&self, request: Vec<u8>, skipped: usize, wanted: usize, timeout: Duration) -> RedisResult<Vec<Value>> {
+        let asked = async {
+            let room = match self.room.clone().try_acquire_owned() {
+                Ok(room) => room,
+                Err(_) => self.room.clone().acquire_owned().await.expect("the room is never closed"),
+            };
+            let (answer, answered) = oneshot::channel();
+            let values = Vec::with_capacity(wanted);
+            self.send(&request, Waiting { skipped, wanted, values, answer, _room: room })?;
+            // The connection is dropped with everything that waits for it.
+            answered.await.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::ConnectionAborted).into()))
+        };
+        tokio::time::timeout(timeout, asked).await.unwrap_or_else(|_| Err(timed_out()))
+    }
+
+    fn send(&self, request: &[u8], waiting: Waiting) -> RedisResult<()> {
+        let unsent = {
+            let mut state = self.state.lock();
+            if let Some(error) = &state.broken {
+                return Err(error.clone());
             }
-            drop(work);
-            let calls = self.calls.fetch_sub(seen_to, Ordering::AcqRel);
-            if calls == seen_to {
+            state.waiting.push_back(waiting);
+            state.unsent.extend_from_slice(request);
+            if std::mem::replace(&mut state.writing, true) {
+                return Ok(());
+            }
+            std::mem::take(&mut state.unsent)
+        };
+        self.write(unsent);
+        Ok(())
+    }
+
+    /// Writes `unsent` and what others add meanwhile. For whoever has set `writing`.
+    fn write(&self, mut unsent: Vec<u8>) {
+        loop {
+            let mut written = 0;
+            while written < unsent.len() {
+                match self.half.try_write(&unsent[written..]) {
+                    Ok(0) => return self.fail(io::Error::from(io::ErrorKind::WriteZero).into()),
+                    Ok(n) => written += n,
+                    Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                        unsent.drain(..written);
+                        self.state.lock().rest = unsent;
+                        self.stalled.notify_one();
+                        return;
+                    }
+                    Err(e) => return self.fail(e.into()),
+                }
+            }
+            let mut state = self.state.lock();
+            if state.unsent.is_empty() {
+                state.writing = false;
+                unsent.clear();
+                // Its memory serves the next request.
+                if unsent.capacity() <= KEEP_BYTES {
+                    state.unsent = unsent;
+                }
                 return;
             }
-            seen_to = calls - seen_to;
+            unsent = std::mem::take(&mut state.unsent);
         }
-        // Others have kept this thread long enough. Whoever counts on it is seen to by the task.
-        self.calls.store(0, Ordering::Release);
-        self.task.wake();
     }
 
-    fn stop(&self) {
-        let work = self.work.lock().take();
-        drop(work);
-    }
-
-    async fn run(self: Arc<Driver>) {
-        poll_fn(|cx| {
-            self.task.register(cx.waker());
-            self.advance();
-            // Whoever has it locked tells this task when it ends.
-            let ended = self.work.try_lock().is_some_and(|work| work.is_none());
-            if ended { Poll::Ready(()) } else { Poll::Pending }
-        })
-        .await;
-    }
-}
-
-/// Wakes the task, unless the thread that does so polls the driver anyway.
-impl Wake for Driver {
-    fn wake(self: Arc<Driver>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Driver>) {
-        if !QUIET.get() {
-            self.task.wake();
+    /// The connection is of no more use: everybody who waits, and who comes, is told.
+    fn fail(&self, error: RedisError) {
+        let waiting = {
+            let mut state = self.state.lock();
+            state.broken.get_or_insert(error.clone());
+            (state.unsent, state.rest) = Default::default();
+            std::mem::take(&mut state.waiting)
+        };
+        for waiting in waiting {
+            // Who has gone does not want to know.
+            let _gone = waiting.answer.send(Err(error.clone()));
         }
+    }
+
+    /// Reads replies, and writes what the socket did not take at once, until the connection breaks.
+    async fn attend<R: AsyncRead + Unpin>(self: Arc<Plain>, reading: R) {
+        let error = tokio::select! {
+            error = self.read(reading) => error,
+            error = self.write_rest() => error,
+        };
+        self.fail(error);
+    }
+
+    async fn write_rest(&self) -> RedisError {
+        loop {
+            self.stalled.notified().await;
+            if let Err(error) = self.half.writable().await {
+                return error.into();
+            }
+            let rest = std::mem::take(&mut self.state.lock().rest);
+            self.write(rest);
+        }
+    }
+
+    async fn read<R: AsyncRead + Unpin>(&self, mut reading: R) -> RedisError {
+        let mut replies = Replies::default();
+        loop {
+            match reading.read_buf(replies.room()).await {
+                Ok(0) => return io::Error::from(io::ErrorKind::UnexpectedEof).into(),
+                Ok(_) => {}
+                Err(error) => return error.into(),
+            }
+            loop {
+                match replies.next() {
+                    Ok(None) => break,
+                    Ok(Some(value)) => {
+                        if let Err(error) = self.deliver(value) {
+                            return error;
+                        }
+                    }
+                    Err(error) => return error,
+                }
+            }
+        }
+    }
+
+    fn deliver(&self, value: Value) -> RedisResult<()> {
+        let served = {
+            let mut state = self.state.lock();
+            let Some(first) = state.waiting.front_mut() else {
+                let said = value.extract_error().err().map_or(String::new(), |error| format!(": {error}"));
+                let what = format!("the server answered without a question{said}");
+                return Err(io::Error::new(io::ErrorKind::InvalidData, what).into());
+            };
+            if first.skipped > 0 {
+                first.skipped -= 1;
+            } else {
+                first.values.push(value);
+            }
+            if first.skipped > 0 || first.values.len() < first.wanted {
+                return Ok(());
+            }
+            state.waiting.pop_front()
+        };
+        if let Some(served) = served {
+            // Who has gone does not want to know.
+            let _gone = served.answer.send(Ok(served.values));
+        }
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use std::time::Instant;
+    use tokio::io::AsyncWriteExt;
     use tokio::net::TcpListener;
 
-    /// Says yes to everything, as a server does to what a new connection asks.
-    async fn agree(listener: TcpListener) {
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn login() -> RedisConnectionInfo {
+        Client::open("redis://127.0.0.1:1/1").unwrap().get_connection_info().redis_settings().clone()
+    }
+
+    fn echo(text: impl AsRef<[u8]>) -> Cmd {
+        redis::cmd("ECHO").arg(text.as_ref()).clone()
+    }
+
+    /// Answers as a server does to what a new connection asks, and `ECHO` with its word; ends at `HANGUP`, says nothing to
+    /// `SLEEP`, and something unasked after `TALK`. Reads nothing for `pause` after each read.
+    async fn serve(listener: TcpListener, pause: Duration) {
         loop {
             let (mut stream, _) = listener.accept().await.unwrap();
             tokio::spawn(async move {
-                let mut asked = [0; 4096];
-                while let Ok(n) = stream.read(&mut asked).await
-                    && n > 0
-                {
-                    let commands = asked[..n].iter().filter(|byte| **byte == b'*').count();
-                    stream.write_all("+OK\r\n".repeat(commands).as_bytes()).await.unwrap();
+                let mut asked = Replies::default();
+                while stream.read_buf(asked.room()).await.is_ok_and(|n| n > 0) {
+                    tokio::time::sleep(pause).await;
+                    while let Some(Value::Array(words)) = asked.next().unwrap() {
+                        let word = |at: usize| match &words[at] {
+                            Value::BulkString(word) => word.as_slice(),
+                            other => panic!("{other:?}"),
+                        };
+                        let mut answer = b"+OK\r\n".to_vec();
+                        match word(0) {
+                            b"ECHO" => {
+                                answer = format!("${}\r\n", word(1).len()).into_bytes();
+                                answer.extend([word(1), b"\r\n"].concat());
+                            }
+                            b"HANGUP" => return,
+                            b"SLEEP" => answer.clear(),
+                            b"TALK" => answer.extend(b"-ERR the end is near\r\n"),
+                            _ => {}
+                        }
+                        if stream.write_all(&answer).await.is_err() {
+                            return;
+                        }
+                    }
                 }
             });
         }
+    }
+
+    async fn link(pause: Duration, timeout: Duration) -> Arc<Link> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(serve(listener, pause));
+        Arc::new(Link::to_first([address].into_iter(), &login(), timeout).await.unwrap())
     }
 
     #[tokio::test]
@@ -257,18 +438,86 @@ mod tests {
             (TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap());
         let refusing: SocketAddr = "127.0.0.1:1".parse().unwrap();
         let addresses = [silent.local_addr().unwrap(), refusing, server.local_addr().unwrap()];
-        tokio::spawn(agree(server));
-        let client = Client::open("redis://127.0.0.1:1/1").unwrap();
-        let config = AsyncConnectionConfig::new();
+        tokio::spawn(serve(server, Duration::ZERO));
         for from in 0..addresses.len() {
             let order = addresses.iter().cycle().skip(from).take(addresses.len()).copied();
-            let connecting = Link::to_first(order, &client, &config);
+            let login = login();
+            let connecting = Link::to_first(order, &login, LONG);
             let link = tokio::time::timeout(Duration::from_secs(20), connecting).await.expect("in time").unwrap();
-            let mut ping = Cmd::new();
-            ping.arg("PING");
-            assert_eq!(link.send(&ping).await.unwrap(), Value::Okay);
+            assert_eq!(link.send(&redis::cmd("PING")).await.unwrap(), Value::Okay);
         }
-        assert!(Link::to_first([refusing].into_iter(), &client, &config).await.is_err());
-        assert!(Link::to_first([].into_iter(), &client, &config).await.is_err());
+        assert!(Link::to_first([refusing].into_iter(), &login(), LONG).await.is_err());
+        assert!(Link::to_first([].into_iter(), &login(), LONG).await.is_err());
+    }
+
+    /// More than sockets hold, to a server that is slow to read, from more callers than may ask at a time.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn each_gets_its_own_answer() {
+        let link = link(Duration::from_millis(1), LONG).await;
+        let asking = (0..2 * UNDER_WAY_MAX as u32).map(|n| {
+            let link = link.clone();
+            tokio::spawn(async move {
+                let text = n.to_be_bytes().repeat(if n % 100 == 0 { 200_000 } else { n as usize % 50 });
+                assert_eq!(link.send(&echo(&text)).await.unwrap(), Value::BulkString(text));
+                let mut pipeline = Pipeline::new();
+                (0..4).for_each(|k| {
+                    pipeline.add_command(echo(format!("{n}-{k}")));
+                });
+                let wanted = [2, 3].map(|k| Value::BulkString(format!("{n}-{k}").into_bytes()));
+                assert_eq!(link.send_all(&pipeline, 2, 2).await.unwrap(), wanted);
+            })
+        });
+        for done in futures::future::join_all(asking.collect::<Vec<_>>()).await {
+            done.unwrap();
+        }
+        let Wire::Plain(plain, _) = &link.wire else { panic!("not encrypted") };
+        assert_eq!(plain.room.available_permits(), UNDER_WAY_MAX);
+    }
+
+    /// Who gives up leaves its answer to nobody, not to the next.
+    #[tokio::test]
+    async fn an_answer_that_nobody_waits_for_is_dropped() {
+        let link = link(Duration::from_millis(20), LONG).await;
+        for n in 0..5 {
+            let (given_up, kept) = (echo("given up"), echo(format!("{n}")));
+            let short = tokio::time::timeout(Duration::from_millis(1), link.send(&given_up));
+            let (late, answered) = tokio::join!(short, link.send(&kept));
+            assert!(late.is_err());
+            assert_eq!(answered.unwrap(), Value::BulkString(format!("{n}").into_bytes()));
+        }
+    }
+
+    #[tokio::test]
+    async fn when_it_breaks_everybody_is_told() {
+        let link = link(Duration::ZERO, LONG).await;
+        let asking = |word: &'static str| {
+            let link = link.clone();
+            tokio::spawn(async move { link.send(&redis::cmd(word)).await })
+        };
+        let mut asked: Vec<_> = (0..20).map(|_| asking("SLEEP")).collect();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let begun = Instant::now();
+        asked.push(asking("HANGUP"));
+        for asked in asked {
+            assert!(asked.await.unwrap().unwrap_err().is_io_error());
+        }
+        assert!(link.send(&echo("x")).await.is_err(), "nor is it of any use later");
+        assert!(begun.elapsed() < LONG / 2);
+    }
+
+    #[tokio::test]
+    async fn an_answer_without_a_question_ends_it() {
+        let link = link(Duration::ZERO, LONG).await;
+        assert_eq!(link.send(&redis::cmd("TALK")).await.unwrap(), Value::Okay);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let error = link.send(&echo("x")).await.unwrap_err();
+        assert!(error.is_io_error() && error.to_string().contains("the end is near"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn silence_has_an_end() {
+        let link = link(Duration::ZERO, Duration::from_millis(50)).await;
+        let error = link.send(&redis::cmd("SLEEP")).await.unwrap_err();
+        assert!(error.is_timeout(), "{error}");
     }
 }

@@ -14,8 +14,8 @@
 //!
 //! Needs Redis 6.2 (HRANDFIELD). Cluster and Sentinel are refused.
 //!
-//! `codec` names keys and decodes replies, `batch` encodes commits, `conn` keeps the connection that `link` is, `scan`
-//! pages through what there is, `url` says where the server is.
+//! `codec` names keys and decodes replies, `batch` encodes commits, `conn` keeps the connection that `link` is and whose
+//! replies `resp` parses, `scan` pages through what there is, `url` says where the server is.
 
 mod batch;
 mod codec;
@@ -23,6 +23,7 @@ mod conn;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 mod link;
+mod resp;
 mod scan;
 #[cfg(test)]
 mod tests;
