@@ -497,7 +497,11 @@ impl Directory {
                 }
             }
             // Readers find it on the disk from now on, or in the store.
-            self.writes.lock().queue.forget(&key);
+            let wanted = self.writes.lock().queue.forget(&key);
+            // Somebody has removed it while it was being written, and has not seen the file.
+            if !wanted && self.index.lock().remove(&key) {
+                self.unlink(&key.name(self.options.hash_prefix));
+            }
         }
     }
 
@@ -739,6 +743,25 @@ mod tests {
             assert_eq!(cache.load(&key(id, 1000), 0..1).await, None);
         }
         assert_eq!(metrics.io_errors.load(Ordering::Relaxed), u64::from(FAILURES_MAX), "then it is left alone");
+    }
+
+    /// Also while it is being written.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_is_removed_does_not_come_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let (cache, metrics) = open(vec![dir.path().into()], |_| {});
+        settled(&cache).await;
+        const SIZE: u32 = 1 << 20;
+        let block = Bytes::from(vec![7; SIZE as usize]);
+        for id in 0..300 {
+            cache.offer(key(id, SIZE), block.clone());
+            tokio::time::sleep(Duration::from_micros(10 * (id % 150))).await;
+            cache.remove(&key(id, SIZE)).await;
+            settled(&cache).await;
+            assert!(!cache.contains(&key(id, SIZE)), "{id}");
+            assert!(!dir.path().join("vol/raw").join(key(id, SIZE).name(false)).exists(), "{id}");
+        }
+        assert!(metrics.writes.load(Ordering::Relaxed) > 0, "some were late");
     }
 
     #[tokio::test]

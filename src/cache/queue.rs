@@ -135,9 +135,9 @@ impl Queue {
         None
     }
 
-    /// Takes a block out: it is on the disk, or of no more use.
-    pub fn forget(&mut self, key: &BlockKey) {
-        let Some(waiting) = self.blocks.remove(key) else { return };
+    /// Takes a block out: it is on the disk, or of no more use. False when it was not there any more.
+    pub fn forget(&mut self, key: &BlockKey) -> bool {
+        let Some(waiting) = self.blocks.remove(key) else { return false };
         self.bytes -= waiting.block.len() as u64;
         if waiting.lingers {
             self.lingering_bytes -= weight(&waiting.block);
@@ -151,6 +151,7 @@ impl Queue {
             let blocks = &self.blocks;
             self.due.retain(|key| blocks.contains_key(key));
         }
+        true
     }
 }
 

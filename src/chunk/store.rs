@@ -50,6 +50,9 @@ pub struct ChunkOptions {
     pub prefetch: usize,
     /// Blocks read ahead at a time.
     pub readahead_blocks_max: usize,
+    /// Keep blocks that were read or written on disk. False where that is the disk on which the store keeps them as
+    /// they are: the copy would be read no faster, and takes the room and the time to write it.
+    pub copy_to_disk: bool,
     /// Keep only blocks smaller than the block size on disk.
     pub cache_partial_only: bool,
     /// Keep full blocks on disk after their upload too.
@@ -64,6 +67,7 @@ impl Default for ChunkOptions {
             hash_prefix: false,
             prefetch: 1,
             readahead_blocks_max: 64,
+            copy_to_disk: true,
             cache_partial_only: false,
             cache_large_write: false,
         }
@@ -117,7 +121,7 @@ impl ChunkStore {
     /// Must be called inside the runtime that background work is to run on. `objects` is the whole stack, `pool` the
     /// one its local stores read into.
     pub fn new(objects: SharedStore, cache: Arc<BlockCache>, pool: Arc<Pool>, options: ChunkOptions) -> ChunkStore {
-        let local = objects.capabilities().local;
+        let local = objects.capabilities().is_local();
         let uploading_max = if local { LOCAL_UPLOADS_MAX * u64::from(options.block_size) } else { u64::MAX };
         ChunkStore {
             inner: Arc::new(Inner {
@@ -142,7 +146,7 @@ impl ChunkStore {
 
     /// The objects are files on a disk of this machine.
     pub fn is_local(&self) -> bool {
-        self.inner.objects.capabilities().local
+        self.inner.objects.capabilities().is_local()
     }
 
     pub fn block_size(&self) -> u32 {
@@ -308,7 +312,9 @@ impl ChunkStore {
         let block = self.decode(key, body).await.map_err(|f| f.with("key", &name))?;
         let to_disk = match fill {
             Fill::Always => true,
-            Fill::AsAsked => key.size < inner.options.block_size || !inner.options.cache_partial_only,
+            Fill::AsAsked => {
+                inner.options.copy_to_disk && (key.size < inner.options.block_size || !inner.options.cache_partial_only)
+            }
         };
         inner.cache.insert(key, block.clone(), to_disk);
         Ok(block)
@@ -349,7 +355,7 @@ impl ChunkStore {
     fn prefetch(&self, key: BlockKey) {
         let inner = &self.inner;
         // Random readers of a local directory would wait for the disk that copies whole blocks they may never ask for.
-        let in_vain = inner.objects.capabilities().local || !inner.cache.enabled();
+        let in_vain = inner.objects.capabilities().is_local() || !inner.cache.enabled();
         if in_vain || inner.options.prefetch == 0 || inner.flights.find(&key).is_some() {
             return;
         }
@@ -527,8 +533,9 @@ impl ChunkStore {
         let body = self.encode(block.clone()).await?;
         inner.objects.put(&key.name(inner.options.hash_prefix), body).await?;
         inner.metrics.blocks_uploaded.fetch_add(1, Ordering::Relaxed);
-        if key.size < inner.options.block_size || inner.options.cache_large_write {
-            inner.cache.insert(key, block, true);
+        let large = key.size == inner.options.block_size;
+        if !large || inner.options.cache_large_write {
+            inner.cache.insert(key, block, inner.options.copy_to_disk || large);
         }
         Ok(())
     }

@@ -142,7 +142,7 @@ async fn a_small_read_fetches_its_range_and_the_block_follows() {
     // A local directory is its own cache.
     let dir = tempfile::tempdir().unwrap();
     let files: SharedStore = Arc::new(FileStore::new(dir.path(), pool()));
-    assert!(files.capabilities().local, "temporary directories are on a disk of this machine, or in its memory");
+    assert!(files.capabilities().is_local(), "temporary directories are on a disk of this machine, or in its memory");
     write(&over(files.clone(), 0, options(Compression::None)), 1, &data).await;
     let store = over(files, 1 << 20, options(Compression::None));
     assert!(store.read(SliceId(1), BLOCK, 1000, 100).await.unwrap() == data[1000..1100]);
@@ -258,6 +258,27 @@ async fn merging_joins_pieces_and_fills_holes() {
     assert_eq!(size as usize, want.len());
     assert!(store.read(SliceId(3), size, 0, size).await.unwrap() == want[..]);
     assert_eq!(store.merge(&[], SliceId(4)).await.unwrap(), 0);
+}
+
+/// Where the store's disk is the cache's: nothing is copied there unless somebody asks for it.
+#[tokio::test]
+async fn what_lies_on_the_disk_already_is_not_copied() {
+    for copy_to_disk in [false, true] {
+        let (objects, disk) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let files: SharedStore = Arc::new(FileStore::new(objects.path(), pool()));
+        let dirs = vec![disk.path().into()];
+        let on_disk = DiskOptions { dirs, uuid: "u".into(), free_space_ratio: 0.0, ..DiskOptions::default() };
+        let cache = BlockCache::open(&CacheOptions { disk: Some(on_disk), ..CacheOptions::default() }, &pool());
+        let options = ChunkOptions { copy_to_disk, ..options(Compression::None) };
+        let store = ChunkStore::new(files, cache.clone(), pool(), options);
+        let data = sample(100_000);
+        write(&store, 1, &data).await;
+        assert!(store.read(SliceId(1), 100_000, 0, 100_000).await.unwrap() == data[..]);
+        cache.flush().await;
+        assert_eq!(cache.disk_usage().0, if copy_to_disk { 2 } else { 0 });
+        assert_eq!(store.warm_up(SliceId(1), 100_000).await.unwrap() > 0, !copy_to_disk);
+        assert_eq!(cache.disk_usage().0, 2);
+    }
 }
 
 #[tokio::test]

@@ -36,7 +36,7 @@ pub struct FileStore {
     name: String,
     pool: Arc<Pool>,
     io: Arc<Semaphore>,
-    local: bool,
+    local_device: Option<u64>,
 }
 
 /// File systems whose files are on another machine, or come from a program that may get them from one
@@ -55,13 +55,12 @@ const REMOTE: [i64; 11] = [
     0x1983_0326, // BeeGFS
 ];
 
-/// Whether the directory, or where it will be made, is on a disk of this machine.
-fn is_local(root: &Path) -> bool {
-    let found = root.ancestors().find_map(|path| {
-        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-        nix::sys::statfs::statfs(path).ok()
-    });
-    found.is_some_and(|found| !REMOTE.contains(&(found.filesystem_type().0 as i64)))
+/// The device of the directory, or of where it will be made, if that is a disk of this machine.
+fn local_device(root: &Path) -> Option<u64> {
+    let there = fileio::nearest_that_exists(root);
+    let found = nix::sys::statfs::statfs(there).ok()?;
+    let local = !REMOTE.contains(&(found.filesystem_type().0 as i64));
+    if local { fileio::device_of(there) } else { None }
 }
 
 impl FileStore {
@@ -69,8 +68,8 @@ impl FileStore {
     pub fn new(root: impl Into<PathBuf>, pool: Arc<Pool>) -> FileStore {
         let root = root.into();
         let name = format!("file://{}", root.display());
-        let local = is_local(&root);
-        FileStore { root, name, pool, io: Arc::new(Semaphore::new(IO_MAX)), local }
+        let local_device = local_device(&root);
+        FileStore { root, name, pool, io: Arc::new(Semaphore::new(IO_MAX)), local_device }
     }
 
     fn path(&self, key: &str) -> Result<PathBuf, Fault> {
@@ -232,7 +231,7 @@ impl ObjectStore for FileStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { ranges: true, local: self.local }
+        Capabilities { ranges: true, local_device: self.local_device }
     }
 
     async fn get(&self, key: &str, range: Option<Range<u64>>) -> Result<Payload, Fault> {

@@ -35,7 +35,7 @@ impl ObjectStore for MemStore {
 
     fn capabilities(&self) -> Capabilities {
         // What is tested over it is meant for stores that are far away.
-        Capabilities { ranges: true, local: false }
+        Capabilities { ranges: true, local_device: None }
     }
 
     async fn get(&self, key: &str, range: Option<Range<u64>>) -> Result<Payload, Fault> {

@@ -40,9 +40,15 @@ use std::time::{Duration, Instant, SystemTime};
 pub struct Capabilities {
     /// A range read costs what the range costs, not the whole object.
     pub ranges: bool,
-    /// The store is a directory on a disk of this machine: the system's page cache keeps what was read of it, and
-    /// loading more than was asked for gains little.
-    pub local: bool,
+    /// The device (`st_dev`) of a store that is a directory on a disk of this machine: the system's page cache keeps
+    /// what was read of it, and loading more than was asked for gains little. None for any other store.
+    pub local_device: Option<u64>,
+}
+
+impl Capabilities {
+    pub fn is_local(&self) -> bool {
+        self.local_device.is_some()
+    }
 }
 
 /// What a store says about an object without its bytes.

@@ -376,7 +376,7 @@ impl ObjectStore for Remote {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { ranges: true, local: false }
+        Capabilities { ranges: true, local_device: None }
     }
 
     async fn get(&self, key: &str, range: Option<Range<u64>>) -> Result<Payload, Fault> {

@@ -422,7 +422,7 @@ impl ObjectStore for LineStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { ranges: self.0.net.ranges, local: false }
+        Capabilities { ranges: self.0.net.ranges, local_device: None }
     }
 
     async fn get(&self, key: &str, range: Option<Range<u64>>) -> Result<Payload, Fault> {

@@ -12,6 +12,7 @@ use std::io::{self, Write as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -23,6 +24,18 @@ const WRITE_BYTES_MAX: usize = 1 << 20;
 /// Writes all of `data` at the file's position.
 pub fn write_all(file: &mut File, data: &[u8]) -> io::Result<()> {
     data.chunks(WRITE_BYTES_MAX).try_for_each(|piece| file.write_all(piece))
+}
+
+/// The path, or the directory above it that is there.
+pub fn nearest_that_exists(path: &Path) -> &Path {
+    let above = path.ancestors().map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path });
+    let mut there = above.filter(|path| path.exists());
+    there.next().unwrap_or(Path::new("/"))
+}
+
+/// The device that a path is on, or would be on (`st_dev`).
+pub fn device_of(path: &Path) -> Option<u64> {
+    nearest_that_exists(path).metadata().ok().map(|meta| meta.dev())
 }
 
 /// The kernel (or a sandbox) knows no `openat2` or no `RESOLVE_CACHED`; learned once.

@@ -20,10 +20,12 @@ use crate::meta::{Caller, Meta, MetaSettings, Rules, outside};
 use crate::object::place::Place;
 use crate::object::service;
 use crate::object::stack::{Stack, StackOptions, stack};
-use crate::object::{Encryption, Envelope};
+use crate::object::{Capabilities, Encryption, Envelope};
 use crate::util::clock::{SharedClock, SystemClock};
+use crate::util::fileio;
 use crate::util::task::{Job, StopSignal, Tasks};
 use async_trait::async_trait;
+use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -261,7 +263,8 @@ impl Client {
             None => Ino::ROOT,
         };
 
-        let cache = BlockCache::open(&cache_options(&format, settings), &pool);
+        let cache_options = cache_options(&format, settings);
+        let cache = BlockCache::open(&cache_options, &pool);
         let compression = Compression::parse(&format.compression)
             .ok_or_else(|| Fault::config("open volume").with("compression", &format.compression))?;
         let data = ChunkStore::new(
@@ -273,6 +276,7 @@ impl Client {
                 compression,
                 hash_prefix: format.hash_prefix,
                 prefetch: settings.prefetch as usize,
+                copy_to_disk: !is_beside_the_store(&cache_options, &objects.store.capabilities(), compression),
                 cache_partial_only: settings.cache_partial_only,
                 cache_large_write: settings.cache_large_write,
                 ..ChunkOptions::default()
@@ -467,10 +471,45 @@ fn cache_options(format: &VolumeFormat, settings: &ClientSettings) -> CacheOptio
     CacheOptions { memory_bytes, memory_idle: Some(Duration::from_secs(30)), disk: Some(disk) }
 }
 
+/// Whether all of the cache is on the disk where the store keeps the same blocks as they are.
+fn is_beside_the_store(cache: &CacheOptions, store: &Capabilities, compression: Compression) -> bool {
+    let Some(disk) = &cache.disk else { return false };
+    let as_they_are = store.ranges && compression == Compression::None;
+    let same = |dir: &PathBuf| store.is_local() && fileio::device_of(dir) == store.local_device;
+    let beside = as_they_are && disk.dirs.iter().all(same);
+    if beside {
+        tracing::info!("the store is on the disk of the cache: blocks are not copied from the one to the other");
+    }
+    beside
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::units::Size;
+
+    #[tokio::test]
+    async fn nothing_is_copied_within_a_disk() {
+        let (here, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
+        let device = fileio::device_of(here.path());
+        assert_ne!(device, fileio::device_of(elsewhere.path()), "this test needs two file systems");
+        let store = Capabilities { ranges: true, local_device: device };
+        let cache = |dirs: &[&tempfile::TempDir]| {
+            let dirs = dirs.iter().map(|dir| dir.path().join("not/yet")).collect();
+            CacheOptions { disk: Some(DiskOptions { dirs, ..DiskOptions::default() }), ..CacheOptions::default() }
+        };
+        assert!(is_beside_the_store(&cache(&[&here]), &store, Compression::None));
+        for (cache, store, compression) in [
+            (cache(&[&elsewhere]), store, Compression::None),
+            (cache(&[&here, &elsewhere]), store, Compression::None),
+            (cache(&[&here]), store, Compression::Lz4),
+            (cache(&[&here]), Capabilities { ranges: false, ..store }, Compression::None),
+            (cache(&[&here]), Capabilities { local_device: None, ..store }, Compression::None),
+            (CacheOptions::default(), store, Compression::None),
+        ] {
+            assert!(!is_beside_the_store(&cache, &store, compression), "{cache:?} {store:?} {compression:?}");
+        }
+    }
 
     #[tokio::test]
     async fn a_cache_leaves_room_for_what_is_written() {
