@@ -45,11 +45,11 @@ static COMMIT: &str = include_str!("commit.lua");
 static COMMIT_SHA: LazyLock<String> = LazyLock::new(|| Script::new(COMMIT).get_hash().to_owned());
 
 /// One trip instead of two: looking up is what a mount asks most.
-static LOOKUP: &str = include_str!("lookup.lua");
+static LOOKUP: &str = concat!(include_str!("node_of.lua"), include_str!("lookup.lua"));
 static LOOKUP_SHA: LazyLock<String> = LazyLock::new(|| Script::new(LOOKUP).get_hash().to_owned());
 
 /// One trip instead of two: most directories are small.
-static LIST: &str = include_str!("list.lua");
+static LIST: &str = concat!(include_str!("node_of.lua"), include_str!("list.lua"));
 static LIST_SHA: LazyLock<String> = LazyLock::new(|| Script::new(LIST).get_hash().to_owned());
 
 /// A removal first, of nothing: see step `o` of the commit.
