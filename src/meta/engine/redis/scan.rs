@@ -64,6 +64,7 @@ pub(super) async fn page(
         Scan::DirStats => dir_stats(connection, after, limit).await,
         Scan::Quotas => quotas(connection, after, limit).await,
         Scan::LocksOf(session) => locks_of(connection, *session).await,
+        Scan::AllLocks => by_key(connection, "lock[fp][0-9]*", after, limit, is_lock).await,
     }
 }
 
@@ -501,12 +502,15 @@ async fn hmget(connection: &Connection, hashes: &[&str], fields: &[u64]) -> Engi
     Ok(out)
 }
 
+fn is_lock(key: &Key) -> bool {
+    matches!(key, Key::Flocks(_) | Key::Plocks(_))
+}
+
 /// The lock records in which `locked{sid}` says the session holds something, in one page: a session holds few.
 async fn locks_of(connection: &Connection, session: SessionId) -> EngineResult<Page> {
     let members = connection.query(&command("SMEMBERS", &[locked_key(session).as_bytes()])).await?;
     let names = strings(members).ok_or_else(|| connection.odd_reply("scan"))?;
-    let lock = |key: &Key| matches!(key, Key::Flocks(_) | Key::Plocks(_));
-    let keys: Vec<Key> = names.iter().filter_map(|name| parse_key(name)).filter(lock).collect();
+    let keys: Vec<Key> = names.iter().filter_map(|name| parse_key(name)).filter(is_lock).collect();
     let mut rows = rows_of(connection, keys).await?;
     // The set may name a key where the session holds nothing any more.
     rows.retain(|row| match row {
