@@ -521,6 +521,21 @@ fn a_damaged_volume_is_looked_at_and_left_as_it_is() {
     assert_eq!(rows(&place), before);
 }
 
+/// A log that is kept from repeating itself does not keep findings back.
+#[test]
+fn every_finding_has_its_line() {
+    let place = Place::new();
+    with_a_file(&place);
+    let damage: String =
+        (0..30).map(|n| format!("INSERT INTO jfs_delslices VALUES ({}, 5, x'0102');", 50 + n)).collect();
+    execute(&place, &damage);
+    let log = place.run("fsck sqlite3://meta.db --repair").log;
+    for (level, text) in [("ERROR", "a record cannot be read"), ("WARNING", "not repaired")] {
+        let lines = log.lines().filter(|line| line.contains(&format!("<{level}>")) && line.contains(text));
+        assert_eq!(lines.count(), 30, "{log}");
+    }
+}
+
 /// The check of a part goes on behind what it cannot read, and judges and repairs nothing by what it did not see.
 #[test]
 fn a_part_of_a_volume_is_checked_behind_what_cannot_be_read() {

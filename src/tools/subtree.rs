@@ -177,7 +177,7 @@ impl Counted {
 
 impl Walked {
     /// The answer to a question, unless what it is about does not decode, which is a finding.
-    pub(super) fn readable<T>(&mut self, answer: Outcome<T>) -> Outcome<Option<T>> {
+    fn readable<T>(&mut self, answer: Outcome<T>) -> Outcome<Option<T>> {
         match answer {
             Ok(value) => Ok(Some(value)),
             Err(Stop::Fault(fault)) if fault.kind() == FaultKind::Corrupt => {
@@ -188,7 +188,7 @@ impl Walked {
         }
     }
 
-    pub(super) fn unreadable(&mut self, fault: &Fault) {
+    fn unreadable(&mut self, fault: &Fault) {
         let finding = Finding::Unreadable { why: fault.to_string() };
         if !self.findings.contains(&finding) {
             self.findings.push(finding);
@@ -216,23 +216,41 @@ impl Walked {
                 Look::Unreadable
             }
         };
-        Ok(answers.into_iter().map(look).collect())
+        let mut looks: Vec<Look<Attr>> = answers.into_iter().map(look).collect();
+        // Among several, one that an engine does not take for a node at all may look as if it were not there.
+        for (look, key) in looks.iter_mut().zip(keys).filter(|(look, _)| matches!(look, Look::Missing)) {
+            if let Look::Unreadable = self.read(meta, key).await? {
+                *look = Look::Unreadable;
+            }
+        }
+        Ok(looks)
     }
 
     /// A page of a directory with the nodes behind its entries, as far as it can be read.
     async fn part(&mut self, meta: &Meta, dir: Ino, after: Option<&Cursor>) -> Outcome<Part> {
         match outside(meta.engine().scan_plus(dir, after, PAGE_ENTRIES).await) {
-            Ok(page) => {
-                let look = |attr: Option<Attr>| attr.map_or(Look::Missing, Look::There);
-                let entries = page.entries.into_iter().map(|(name, dentry, attr)| (name, dentry, look(attr))).collect();
-                return Ok(Part { entries, unreadable: 0, next: page.next });
+            Ok(page) if page.entries.iter().all(|(.., attr)| attr.is_some()) => {
+                let entry = |(name, dentry, attr): (Name, Dentry, Option<Attr>)| {
+                    (name, dentry, attr.map_or(Look::Missing, Look::There))
+                };
+                return Ok(Part {
+                    entries: page.entries.into_iter().map(entry).collect(),
+                    unreadable: 0,
+                    next: page.next,
+                });
             }
+            Ok(_) => {}
             Err(Stop::Fault(fault)) if fault.kind() == FaultKind::Corrupt => {}
             Err(stop) => return Err(stop),
         }
-        // Something in it does not decode: the entries by themselves, then the nodes.
-        let page = outside(meta.engine().scan_readable(&Scan::Dentries(dir), after, PAGE_ENTRIES).await);
-        let Some(page) = self.readable(page)? else { return Ok(Part { unreadable: 1, ..Part::default() }) };
+        // Something in it does not decode, or is not there: the entries by themselves, then the nodes.
+        let page = match outside(meta.engine().scan_readable(&Scan::Dentries(dir), after, PAGE_ENTRIES).await) {
+            Err(Stop::Fault(fault)) if fault.kind() == FaultKind::Corrupt => {
+                self.unreadable(&fault.with("directory", dir));
+                return Ok(Part { unreadable: 1, ..Part::default() });
+            }
+            page => page?,
+        };
         page.unreadable.iter().for_each(|fault| self.unreadable(fault));
         let entry = |row| match row {
             (Key::Dentry(_, name), Record::Dentry(dentry)) => Some((name, dentry)),

@@ -332,13 +332,24 @@ async fn by_key(
     Page::gather(rows_of(connection, keys).await?, going_on(step.next))
 }
 
-/// What is stored under keys that were there a moment ago.
+/// What is stored under keys that were there a moment ago. Among several strings one of another type looks as if it were
+/// not there, so what is missing is asked for once more by itself.
 async fn rows_of(connection: &Connection, keys: Vec<Key>) -> EngineResult<Vec<Row>> {
     let mut rows = Vec::with_capacity(keys.len());
     for part in keys.chunks(MGET_MAX) {
         let mut replies = super::ask_by(connection, part).await?;
-        let row = |key: &Key| Some(codec::answer(key, &mut replies).transpose()?.map(|record| (key.clone(), record)));
-        rows.extend(part.iter().filter_map(row));
+        let mut missing = Vec::new();
+        for key in part {
+            match codec::answer(key, &mut replies).transpose() {
+                Some(row) => rows.push(row.map(|record| (key.clone(), record))),
+                None if string_name(key).is_some() => missing.push(key.clone()),
+                None => {}
+            }
+        }
+        for key in missing {
+            let record = super::load_by(connection, std::slice::from_ref(&key)).await.map(|mut records| records.pop());
+            rows.extend(record.map(Option::flatten).transpose().map(|row| row.map(|record| (key, record))));
+        }
     }
     Ok(rows)
 }
