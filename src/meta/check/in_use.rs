@@ -17,7 +17,8 @@ const RULE_END: u32 = 1 << 30;
 const HOUR_END: u64 = 1 << 32;
 
 /// Batches of numbers that are left out when a counter is raised: clients hold batches that they were given before, and
-/// have not used yet.
+/// have not used yet. (Objects of slices with such numbers are handed out from then on as far as `gc` can tell. Metadata
+/// that came back from a backup is no such case: its counters are as old as the rest, and above it.)
 const BATCHES_HELD: u64 = 128;
 
 /// Counters of numbers, whatever else they are called.
