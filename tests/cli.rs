@@ -457,7 +457,16 @@ fn a_damaged_volume_is_looked_at_and_left_as_it_is() {
         ("UPDATE jfs_chunk SET slices = x'FFFFFFFF0000000000000001000000050000000000000005'", &[]),
         ("UPDATE jfs_chunk SET indx = -1", &[]),
         ("UPDATE jfs_counter SET value = 'many' WHERE name = 'usedSpace'", &["gc"]),
-        ("UPDATE jfs_counter SET value = 'many' WHERE name = 'nextChunk'", &["fsck"]),
+        ("UPDATE jfs_counter SET value = 'many' WHERE name = 'nextChunk'", &[]),
+        ("UPDATE jfs_counter SET value = 'never' WHERE name = 'nextCleanupSlices'", &["gc"]),
+        ("UPDATE jfs_counter SET value = 2 WHERE name = 'nextInode'", &["gc"]),
+        ("DELETE FROM jfs_counter WHERE name = 'nextChunk'", &["gc"]),
+        ("UPDATE jfs_node SET access_acl_id = 3 WHERE inode = 1", &["gc"]),
+        ("INSERT INTO jfs_acl (id, `group`) VALUES (3, 'all')", &["gc"]),
+        ("INSERT INTO jfs_dir_quota VALUES (1, 'much', 0, 0, 0)", &["gc"]),
+        ("INSERT INTO jfs_flock (inode, sid, owner, ltype) VALUES (2, 1, 1, 88)", &["gc"]),
+        ("INSERT INTO jfs_flock (inode, sid, owner, ltype) VALUES (2, 1, 1, 87)", &["gc"]),
+        ("INSERT INTO jfs_plock (inode, sid, owner, records) VALUES (2, 1, 1, x'00')", &["gc"]),
         ("INSERT INTO jfs_session2 VALUES (7, 'never', x'FF')", &["gc"]),
         ("INSERT INTO jfs_delfile VALUES (9, -5, 'never')", &[]),
         ("INSERT INTO jfs_delslices VALUES (9, 5, x'0102')", &[]),
@@ -472,7 +481,7 @@ fn a_damaged_volume_is_looked_at_and_left_as_it_is() {
             assert!(started.elapsed().as_secs() < 20 && !told.contains("panicked"), "{told}");
             assert!(outcome.code == 0 || outcome.log.lines().any(|line| line.contains("<FATAL>")), "{told}");
             assert!(!outcome.log.contains("\\n"), "a table is in one line: {told}");
-            if damage.contains("jfs_node") && command == "fsck" {
+            if damage.contains("jfs_node") && told.contains("cannot be read") && command == "fsck" {
                 assert!(outcome.log.contains("inode=2"), "which node? {told}");
             }
             // Status looks at little, and what it does not look at may be anything.
@@ -509,6 +518,98 @@ fn a_damaged_volume_is_looked_at_and_left_as_it_is() {
         assert_eq!(refused, if options.contains("repair") { 3 } else { 0 }, "{report}");
         assert_eq!(report["Repaired"], serde_json::json!([]));
     }
+    assert_eq!(rows(&place), before);
+}
+
+/// A log that is kept from repeating itself does not keep findings back.
+#[test]
+fn every_finding_has_its_line() {
+    let place = Place::new();
+    with_a_file(&place);
+    let damage: String =
+        (0..30).map(|n| format!("INSERT INTO jfs_delslices VALUES ({}, 5, x'0102');", 50 + n)).collect();
+    execute(&place, &damage);
+    let log = place.run("fsck sqlite3://meta.db --repair").log;
+    for (level, text) in [("ERROR", "a record cannot be read"), ("WARNING", "not repaired")] {
+        let lines = log.lines().filter(|line| line.contains(&format!("<{level}>")) && line.contains(text));
+        assert_eq!(lines.count(), 30, "{log}");
+    }
+}
+
+/// The check of a part goes on behind what it cannot read, and judges and repairs nothing by what it did not see.
+#[test]
+fn a_part_of_a_volume_is_checked_behind_what_cannot_be_read() {
+    let place = Place::new();
+    with_a_file(&place);
+    let node = |ino: u32, kind: u32, links: u32, parent: u32| {
+        format!(
+            "INSERT INTO jfs_node (inode, type, flags, mode, uid, gid, atime, mtime, ctime, nlink, length, parent)
+                VALUES ({ino}, {kind}, 0, 420, 0, 0, 5, 5, 5, {links}, {}, {parent});",
+            if kind == 2 { 4096 } else { 0 }
+        )
+    };
+    let entry = |dir: u32, name: &str, ino: u32, kind: u32| {
+        format!(
+            "INSERT INTO jfs_edge (parent, name, inode, type) VALUES ({dir}, CAST('{name}' AS BLOB), {ino}, {kind});"
+        )
+    };
+    // /dir/inner/deep, and /large, which has two chunks.
+    let tree = [
+        node(3, 2, 3, 1) + &entry(1, "dir", 3, 2),
+        node(4, 2, 2, 3) + &entry(3, "inner", 4, 2),
+        node(5, 1, 1, 4) + &entry(4, "deep", 5, 1),
+        node(6, 1, 1, 1) + &entry(1, "large", 6, 1),
+        "UPDATE jfs_node SET length = 67108870 WHERE inode = 6;
+         UPDATE jfs_node SET nlink = 3 WHERE inode = 1;
+         INSERT INTO jfs_dir_stats VALUES (3, 0, 4096, 1), (4, 0, 4096, 1);
+         UPDATE jfs_dir_stats SET data_length = 67108875, used_space = 67121152, used_inodes = 3 WHERE inode = 1;
+         UPDATE jfs_counter SET value = 7 WHERE name = 'nextInode';
+         UPDATE jfs_counter SET value = 67129344 WHERE name = 'usedSpace';
+         UPDATE jfs_counter SET value = 5 WHERE name = 'totalInodes'"
+            .to_owned(),
+    ];
+    execute(&place, &tree.concat());
+    place.ok("fsck sqlite3://meta.db");
+    place.ok("fsck sqlite3://meta.db --path / -r");
+
+    let damage = "UPDATE jfs_node SET type = 9 WHERE inode = 3;
+        UPDATE jfs_edge SET type = 77 WHERE name = CAST('deep' AS BLOB);
+        UPDATE jfs_chunk SET slices = x'00' WHERE inode = 2;
+        INSERT INTO jfs_chunk (inode, indx, slices) VALUES (6, 1, x'FFFFFFFF0000000000000001000000050000000000000005');
+        UPDATE jfs_dir_stats SET used_inodes = 'few' WHERE inode = 4;
+        UPDATE jfs_node SET parent = 9 WHERE inode = 4";
+    execute(&place, damage);
+    let before = rows(&place);
+    for options in ["", "--repair", "--sync-dir-stat"] {
+        let outcome = place.run(&format!("fsck sqlite3://meta.db --path / -r --json {options}"));
+        assert_eq!(outcome.code, 1, "{}{}", outcome.out, outcome.log);
+        let report: Value = serde_json::from_str(&outcome.out).expect("a report");
+        assert_eq!(report["Complete"], true, "{report}");
+        let told = |kind: &str, text: &str| {
+            let problems = report["Problems"].as_array().expect("a list").iter();
+            let is_it = |problem: &&Value| {
+                problem["Kind"] == kind && problem["Text"].as_str().is_some_and(|told| told.contains(text))
+            };
+            problems.filter(is_it).count()
+        };
+        for record in ["Attr(Ino(3))", "deep", "Chunk(Ino(2)", "DirStat(Ino(4))"] {
+            assert_eq!(told("Unreadable", record), 1, "{record} {options}: {report}");
+        }
+        assert_eq!((told("BadSlice", "chunk 1 of 6"), told("WrongParent", "node 4")), (1, 1), "{options}: {report}");
+        // The counts of directories in which something cannot be read are not judged.
+        assert_eq!(report["Problems"].as_array().map(Vec::len), Some(6), "{report}");
+        assert_eq!(report["Statistics"], serde_json::json!([]), "{report}");
+        assert_eq!(report["Repaired"], serde_json::json!([]), "{report}");
+        let refused = report["NotRepaired"].as_array().map(Vec::len);
+        assert_eq!(refused, Some(if options.is_empty() { 0 } else { 4 }), "{report}");
+    }
+    // One node by itself, and one whose way cannot be read.
+    for (path, problems) in [("/dir", 1), ("/dir/inner/deep", 1), ("/dir/inner", 3), ("/file", 1)] {
+        let outcome = place.run(&format!("fsck sqlite3://meta.db --path {path} --json"));
+        let report: Value = serde_json::from_str(&outcome.out).expect("a report");
+        assert_eq!(report["Problems"].as_array().map(Vec::len), Some(problems), "{path}: {report}");
+    }
+    assert!(place.fails("fsck sqlite3://meta.db --path /none").contains("check /none"));
     assert_eq!(rows(&place), before);
 }
 

@@ -17,6 +17,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,6 +47,8 @@ pub struct ChunkOptions {
     pub block_size: u32,
     pub compression: Compression,
     pub hash_prefix: bool,
+    /// The storage classes of tiers other than the volume's own, by their numbers; tiers that are not here are as that.
+    pub classes: BTreeMap<u8, String>,
     /// Background loads after range reads at a time; 0 for none.
     pub prefetch: usize,
     /// Blocks read ahead at a time.
@@ -65,6 +68,7 @@ impl Default for ChunkOptions {
             block_size: 4 << 20,
             compression: Compression::None,
             hash_prefix: false,
+            classes: BTreeMap::new(),
             prefetch: 1,
             readahead_blocks_max: 64,
             copy_to_disk: true,
@@ -432,17 +436,17 @@ impl ChunkStore {
         self.fetch(key, Fill::AsAsked).await
     }
 
-    /// A slice to be written. Its id may come later, see [`SliceWriter::set_id`].
-    pub fn writer(&self, id: Option<SliceId>) -> SliceWriter {
-        SliceWriter::new(self.clone(), id)
+    /// A slice to be written, for a file of this tier. Its id may come later, see [`SliceWriter::set_id`].
+    pub fn writer(&self, id: Option<SliceId>, tier: u8) -> SliceWriter {
+        SliceWriter::new(self.clone(), id, tier)
     }
 
     /// Writes what `pieces` show as the new slice `new_id`: pieces in order of position, without gaps (as
     /// `base::slice::resolve` gives them), holes inside become zeros. Returns the size of the new slice, which begins
-    /// where the first piece does.
-    pub async fn merge(&self, pieces: &[Slice], new_id: SliceId) -> Result<u32, Fault> {
+    /// where the first piece does. It is stored as those of the tier are.
+    pub async fn merge(&self, pieces: &[Slice], new_id: SliceId, tier: u8) -> Result<u32, Fault> {
         let Some(first) = pieces.first() else { return Ok(0) };
-        let mut writer = self.writer(Some(new_id));
+        let mut writer = self.writer(Some(new_id), tier);
         for piece in pieces {
             let mut done = 0;
             while done < piece.len {
@@ -528,10 +532,11 @@ impl ChunkStore {
     /// Uploads one block of a slice. Small ones are kept in the cache (`spec/data.md` 8.5); of what is written in bulk the
     /// kernel keeps the pages, and a second copy here would be memory that is touched for nothing: 1 GiB written took
     /// 46,000 page faults instead of 9,000.
-    pub(super) async fn upload(&self, key: BlockKey, block: Bytes) -> Result<(), Fault> {
+    pub(super) async fn upload(&self, key: BlockKey, block: Bytes, tier: u8) -> Result<(), Fault> {
         let inner = &self.inner;
         let body = self.encode(block.clone()).await?;
-        inner.objects.put(&key.name(inner.options.hash_prefix), body).await?;
+        let class = inner.options.classes.get(&tier).map(String::as_str);
+        inner.objects.put_as(&key.name(inner.options.hash_prefix), body, class).await?;
         inner.metrics.blocks_uploaded.fetch_add(1, Ordering::Relaxed);
         let large = key.size == inner.options.block_size;
         if !large || inner.options.cache_large_write {

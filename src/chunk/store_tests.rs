@@ -14,6 +14,34 @@ fn pool() -> Arc<Pool> {
     Pool::new(Budget::new(1 << 30))
 }
 
+/// Through all layers, and through a compaction; a tier that the volume does not define is as its own.
+#[tokio::test]
+async fn blocks_are_stored_as_the_tier_of_their_file_says() {
+    let mem = Arc::new(MemStore::new());
+    let pool = Pool::new(Budget::new(64 << 20));
+    let stacked = stack(vec![mem.clone()], &StackOptions { prefix: "vol/".into(), ..StackOptions::default() });
+    let classes = BTreeMap::from([(2, "COLD".to_owned())]);
+    let options = ChunkOptions { classes, ..options(Compression::None) };
+    let cache = BlockCache::open(&CacheOptions::default(), &pool);
+    let store = ChunkStore::new(stacked.store, cache, pool, options);
+    for (id, tier) in [(1, 0), (2, 2), (3, 3)] {
+        let mut writer = store.writer(Some(SliceId(id)), tier);
+        writer.write_at(0, &sample(BLOCK as usize + 5)).unwrap();
+        writer.finish().await.unwrap();
+    }
+    let whole = Slice { pos: 0, id: SliceId(1), size: BLOCK + 5, off: 0, len: 10 };
+    store.merge(&[whole], SliceId(4), 2).await.unwrap();
+    let class = |id, size, index| {
+        mem.class_of(&format!("vol/{}", layout::block_key(SliceId(id), size, BLOCK, index).name(false)))
+    };
+    for index in 0..2 {
+        assert_eq!(class(1, BLOCK + 5, index), None);
+        assert_eq!(class(2, BLOCK + 5, index).as_deref(), Some("COLD"));
+        assert_eq!(class(3, BLOCK + 5, index), None);
+    }
+    assert_eq!(class(4, 10, 0).as_deref(), Some("COLD"));
+}
+
 fn options(compression: Compression) -> ChunkOptions {
     ChunkOptions { block_size: BLOCK, compression, ..ChunkOptions::default() }
 }
@@ -28,7 +56,7 @@ fn sample(len: usize) -> Vec<u8> {
 }
 
 async fn write(store: &ChunkStore, id: u64, data: &[u8]) -> u32 {
-    let mut writer = store.writer(Some(SliceId(id)));
+    let mut writer = store.writer(Some(SliceId(id)), 0);
     for (i, piece) in data.chunks(10_000).enumerate() {
         writer.write_at(i as u32 * 10_000, piece).unwrap();
     }
@@ -192,7 +220,7 @@ async fn a_hit_in_memory_copies_nothing() {
 async fn a_writer_takes_rewrites_gaps_and_a_late_id() {
     let mem = Arc::new(MemStore::new());
     let store = over(mem.clone(), 0, options(Compression::None));
-    let mut writer = store.writer(None);
+    let mut writer = store.writer(None, 0);
     let mut want = vec![0; 3 * BLOCK as usize + 50];
     let mut put = |writer: &mut SliceWriter, at: usize, data: &[u8]| {
         writer.write_at(at as u32, data).unwrap();
@@ -212,8 +240,8 @@ async fn a_writer_takes_rewrites_gaps_and_a_late_id() {
     put(&mut writer, 3 * BLOCK as usize, &[7; 50]);
     assert_eq!(writer.finish().await.unwrap() as usize, want.len());
     assert!(store.read(SliceId(4), want.len() as u32, 0, want.len() as u32).await.unwrap() == want[..]);
-    assert!(store.writer(None).write_at(SLICE_MAX - 1, &[1, 2]).is_err());
-    assert_eq!(store.writer(None).finish().await.unwrap(), 0);
+    assert!(store.writer(None, 0).write_at(SLICE_MAX - 1, &[1, 2]).is_err());
+    assert_eq!(store.writer(None, 0).finish().await.unwrap(), 0);
 }
 
 const SLICE_MAX: u32 = crate::chunk::SLICE_BYTES_MAX;
@@ -223,12 +251,12 @@ async fn a_failed_or_dropped_slice_leaves_no_objects() {
     let mem = Arc::new(MemStore::new());
     let faulty = Arc::new(FaultStore::new(mem.clone(), FaultPlan { after: 1.0, ..FaultPlan::default() }, 1));
     let store = over(faulty.clone(), 0, options(Compression::None));
-    let mut writer = store.writer(Some(SliceId(1)));
+    let mut writer = store.writer(Some(SliceId(1)), 0);
     writer.write_at(0, &sample(3 * BLOCK as usize + 5)).unwrap();
     assert_eq!(writer.finish().await.unwrap_err().kind(), FaultKind::Unavailable);
     faulty.set_plan(FaultPlan::default());
 
-    let mut dropped = store.writer(Some(SliceId(2)));
+    let mut dropped = store.writer(Some(SliceId(2)), 0);
     dropped.write_at(0, &sample(2 * BLOCK as usize)).unwrap();
     tokio::time::sleep(Duration::from_millis(20)).await;
     dropped.abort();
@@ -253,11 +281,11 @@ async fn merging_joins_pieces_and_fills_holes() {
         Slice::hole(91_000, 70_000),
         Slice { pos: 161_000, id: SliceId(2), size: 50_000, off: 49_000, len: 1000 },
     ];
-    let size = store.merge(&pieces, SliceId(3)).await.unwrap();
+    let size = store.merge(&pieces, SliceId(3), 0).await.unwrap();
     let want = [&one[10..90_010], &vec![0; 70_000], &two[49_000..]].concat();
     assert_eq!(size as usize, want.len());
     assert!(store.read(SliceId(3), size, 0, size).await.unwrap() == want[..]);
-    assert_eq!(store.merge(&[], SliceId(4)).await.unwrap(), 0);
+    assert_eq!(store.merge(&[], SliceId(4), 0).await.unwrap(), 0);
 }
 
 /// Where the store's disk is the cache's: nothing is copied there unless somebody asks for it.
@@ -349,7 +377,7 @@ async fn throughput() {
     let begun = std::time::Instant::now();
     let mut finishing = Vec::new();
     for id in 1..=SLICES {
-        let mut writer = store.writer(Some(SliceId(id)));
+        let mut writer = store.writer(Some(SliceId(id)), 0);
         for i in 0..64 {
             store.budget().wait_for_room(Duration::from_secs(30)).await.unwrap();
             writer.write_at(i << 20, &data).unwrap();
@@ -380,7 +408,7 @@ async fn throughput() {
 
     let begun = std::time::Instant::now();
     for i in 0..1000u64 {
-        let mut writer = store.writer(Some(SliceId(1_000_000 + i)));
+        let mut writer = store.writer(Some(SliceId(1_000_000 + i)), 0);
         writer.write_at(0, &data[..4096]).unwrap();
         writer.finish().await.unwrap();
     }

@@ -19,6 +19,8 @@ use tokio::task::JoinHandle;
 pub struct SliceWriter {
     store: ChunkStore,
     id: Option<SliceId>,
+    /// That of the file.
+    tier: u8,
     len: u32,
     /// Blocks before this number belong to the uploader.
     handed: u32,
@@ -31,10 +33,11 @@ pub struct SliceWriter {
 }
 
 impl SliceWriter {
-    pub(super) fn new(store: ChunkStore, id: Option<SliceId>) -> SliceWriter {
+    pub(super) fn new(store: ChunkStore, id: Option<SliceId>, tier: u8) -> SliceWriter {
         SliceWriter {
             store,
             id,
+            tier,
             len: 0,
             handed: 0,
             blocks: VecDeque::new(),
@@ -158,7 +161,7 @@ impl SliceWriter {
 
     fn hand_over(&mut self, key: BlockKey, block: BlockBuf) {
         let under_way = self.store.uploading().charge(key.size as usize);
-        let upload = upload(self.store.clone(), key, block, self.failed.clone());
+        let upload = upload(self.store.clone(), key, block, self.tier, self.failed.clone());
         let upload = async move {
             let _under_way = under_way;
             upload.await
@@ -190,7 +193,7 @@ impl SliceWriter {
             self.handed += 1;
             // Known to the clean-up even if this future is dropped half way.
             self.uploads.push((key, None));
-            result = upload(self.store.clone(), key, block, self.failed.clone()).await;
+            result = upload(self.store.clone(), key, block, self.tier, self.failed.clone()).await;
         }
         for (_, task) in &mut self.uploads {
             let Some(running) = task else { continue };
@@ -213,11 +216,17 @@ impl SliceWriter {
     pub fn abort(self) {}
 }
 
-async fn upload(store: ChunkStore, key: BlockKey, block: BlockBuf, failed: Arc<AtomicBool>) -> Result<(), Fault> {
+async fn upload(
+    store: ChunkStore,
+    key: BlockKey,
+    block: BlockBuf,
+    tier: u8,
+    failed: Arc<AtomicBool>,
+) -> Result<(), Fault> {
     if failed.load(Ordering::Relaxed) {
         return Err(Fault::unavailable("upload block").source("another block of the slice failed"));
     }
-    let result = store.upload(key, block.freeze()).await;
+    let result = store.upload(key, block.freeze(), tier).await;
     if result.is_err() {
         failed.store(true, Ordering::Relaxed);
     }

@@ -7,7 +7,7 @@ use crate::base::{Errno, Ino, Stop};
 use crate::config::units;
 use crate::config::volume::{Access, go_json};
 use crate::meta::check::Finding;
-use crate::telemetry::log::FATAL;
+use crate::telemetry::log::{FATAL, REPORT};
 use crate::tools::fsck::{self, Options, Report};
 use crate::tools::lost::{BrokenFile, LostBlock, OnLost};
 use anyhow::{Context as _, bail};
@@ -101,27 +101,27 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 fn tell(report: &Report) {
     for (finding, how) in &report.mended {
-        tracing::info!("repaired: {finding}: {how}");
+        tracing::info!(target: REPORT, "repaired: {finding}: {how}");
     }
     for (finding, why) in &report.left {
-        tracing::warn!("not repaired: {finding}: {why}");
+        tracing::warn!(target: REPORT, "not repaired: {finding}: {why}");
     }
     for finding in &report.statistics {
-        tracing::warn!("{finding}");
+        tracing::warn!(target: REPORT, "{finding}");
     }
     if !report.statistics.is_empty() {
-        tracing::warn!("{} statistics are off, please add `--repair` to set them right", report.statistics.len());
+        tracing::warn!(target: REPORT, "{} statistics are off, please add `--repair` to set them right", report.statistics.len());
     }
     for finding in &report.young {
-        tracing::warn!("{finding}, but it changed within a day: it may be a clone that is being made");
+        tracing::warn!(target: REPORT, "{finding}, but it changed within a day: it may be a clone that is being made");
     }
     for finding in &report.leaked {
-        tracing::warn!("{finding}: `gc --delete` removes it");
+        tracing::warn!(target: REPORT, "{finding}: `gc --delete` removes it");
     }
     for finding in &report.problems {
-        tracing::error!("{finding}");
+        tracing::error!(target: REPORT, "{finding}");
     }
-    tracing::info!("Checked {} nodes", report.nodes);
+    tracing::info!(target: REPORT, "Checked {} nodes", report.nodes);
     let files: HashMap<Ino, &BrokenFile> = report.lost.files.iter().map(|file| (file.ino, file)).collect();
     for block in &report.lost.blocks {
         let name = block.key.name(false);
@@ -131,15 +131,15 @@ fn tell(report: &Report) {
             None => "there is no such object".to_owned(),
             Some(bytes) => format!("its object has only {bytes} bytes"),
         };
-        tracing::error!("can't find block {} for file {path}: {why}", name.trim_start_matches("chunks/"));
+        tracing::error!(target: REPORT, "can't find block {} for file {path}: {why}", name.trim_start_matches("chunks/"));
     }
     for file in &report.lost.files {
         if let Some(what) = file.mended {
-            tracing::info!("{} (inode {}): {what}", first_path(file), file.ino);
+            tracing::info!(target: REPORT, "{} (inode {}): {what}", first_path(file), file.ino);
         }
     }
-    tracing::info!("Found {} blocks ({} bytes)", report.blocks.count, report.blocks.bytes);
-    tracing::info!("Used by {} slices ({} bytes)", report.slices.count, report.slices.bytes);
+    tracing::info!(target: REPORT, "Found {} blocks ({} bytes)", report.blocks.count, report.blocks.bytes);
+    tracing::info!(target: REPORT, "Used by {} slices ({} bytes)", report.slices.count, report.slices.bytes);
 }
 
 fn first_path(file: &BrokenFile) -> String {

@@ -20,7 +20,7 @@ pub struct Args {
     /// Sum up whole directories
     #[arg(short, long)]
     recursive: bool,
-    /// Count directories exactly instead of trusting their statistics
+    /// Count directories instead of trusting their statistics, which is done without it, too
     #[arg(long)]
     strict: bool,
     /// Show slices instead of objects

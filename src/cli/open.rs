@@ -11,7 +11,7 @@ use crate::meta::{Meta, MetaSettings, Rules};
 use crate::object::SharedStore;
 use crate::tools::Volume;
 use crate::util::clock::SystemClock;
-use crate::vfs::client::{self, open_engine, open_objects, rules_of};
+use crate::vfs::client::{self, classes_of, open_engine, open_objects, rules_of};
 use anyhow::Context as _;
 use std::sync::Arc;
 
@@ -69,6 +69,7 @@ pub fn volume(meta: Arc<Meta>, format: &VolumeFormat) -> anyhow::Result<Volume> 
         block_size: u32::try_from(format.block_bytes()).context("the volume's block size")?,
         compression,
         hash_prefix: format.hash_prefix,
+        classes: classes_of(format),
         ..ChunkOptions::default()
     };
     let cache = BlockCache::open(&CacheOptions::default(), &pool);

@@ -7,13 +7,20 @@
 //! What is stored and does not decode is a finding, too. What it may stand for is unknown then, so nothing is said of
 //! the others that could be its fault: an entry whose node cannot be read is not called dangling.
 
+mod in_use;
+mod locks;
+
 use super::engine::{Cursor, Engine, Scan};
 use super::outside;
 use super::record::{Counter, Dentry, DirStat, Key, Record};
-use crate::base::{Attr, ChunkIndex, Fault, FaultKind, Ino, Kind, Name, Outcome, SessionId, Slice, SliceId, Stop};
+use crate::base::{Attr, ChunkIndex, Fault, Ino, Kind, Name, Outcome, SessionId, Slice, SliceId};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
+
+use in_use::InUse;
+pub(super) use in_use::raised;
+pub(super) use locks::is_held_by;
 
 /// Records asked for at a time.
 const PAGE_RECORDS: usize = 4096;
@@ -124,10 +131,44 @@ pub enum Finding {
         session: SessionId,
         ino: Ino,
     },
+    /// The counter is below a number that something is stored under (zero: below all numbers), and will give it out
+    /// again.
+    LowCounter {
+        counter: Counter,
+        used: i64,
+    },
+    /// A lock that nobody gives back: the clean-up of its session, which is not there, does not come.
+    LockOfNobody {
+        session: SessionId,
+        ino: Ino,
+        sort: LockSort,
+    },
+    /// The node has an ACL of which there is no rule; the first of the nodes that have it.
+    MissingAclRule {
+        id: u32,
+        ino: Ino,
+    },
     /// Something is stored that is no record.
     Unreadable {
         why: String,
     },
+}
+
+/// Which of the two families of locks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LockSort {
+    Flock,
+    Posix,
+}
+
+impl LockSort {
+    /// The record of all who hold such a lock on the node.
+    pub fn key(self, ino: Ino) -> Key {
+        match self {
+            LockSort::Flock => Key::Flocks(ino),
+            LockSort::Posix => Key::Plocks(ino),
+        }
+    }
 }
 
 impl fmt::Display for Finding {
@@ -175,6 +216,16 @@ impl fmt::Display for Finding {
             LostDirStat { dir } => write!(f, "statistics of directory {dir}, which is not there"),
             MissingTarget { ino } => write!(f, "symlink {ino} has no target"),
             SustainedMissing { session, ino } => write!(f, "session {session} holds {ino} open, which is not there"),
+            LowCounter { counter, used: 0 } => write!(f, "{counter:?} is below zero, where no number is"),
+            LowCounter { counter, used } => {
+                write!(f, "{counter:?} is lower than {used}, which is in use and would be given out once more")
+            }
+            LockOfNobody { session, ino, sort } => {
+                write!(f, "session {session} holds a lock ({sort:?}) of {ino}, and there is no such session")
+            }
+            MissingAclRule { id, ino } => {
+                write!(f, "node {ino} has the ACL {id}, which is not there: its mode alone counts")
+            }
             Unreadable { why } => write!(f, "a record cannot be read: {why}"),
         }
     }
@@ -239,6 +290,9 @@ struct Gaps {
     entries: bool,
     link_parents: bool,
     slices: bool,
+    deleted: bool,
+    sessions: bool,
+    rules: bool,
 }
 
 impl Gaps {
@@ -248,6 +302,9 @@ impl Gaps {
             Scan::AllDentries => self.entries = true,
             Scan::AllLinkParents => self.link_parents = true,
             Scan::Chunks | Scan::DelayedSlices => self.slices = true,
+            Scan::DeletedFiles => self.deleted = true,
+            Scan::Sessions | Scan::Sustained(_) => self.sessions = true,
+            Scan::AclRules => self.rules = true,
             _ => {}
         }
     }
@@ -258,14 +315,16 @@ impl Gaps {
         match finding {
             DanglingDentry { .. }
             | DentryInMissing { .. }
-            | LostChunk { .. }
             | LostXattrs { .. }
             | LostLinkParents { .. }
             | LostDirStat { .. }
             | SustainedMissing { .. }
             | WrongCounter { .. } => self.nodes,
+            LostChunk { .. } => self.nodes || self.deleted,
             WrongLinks { .. } | WrongDirStat { .. } => self.nodes || self.entries,
-            Orphan { .. } => self.entries,
+            Orphan { .. } => self.entries || self.sessions,
+            LockOfNobody { .. } => self.sessions,
+            MissingAclRule { .. } => self.rules,
             WrongLinkParent { .. } => self.entries || self.link_parents,
             WrongReferences { .. } | LostSlice { .. } => self.slices,
             DentryInNonDirectory { .. }
@@ -275,6 +334,7 @@ impl Gaps {
             | DeletedButAlive { .. }
             | BadSlice { .. }
             | MissingTarget { .. }
+            | LowCounter { .. }
             | Unreadable { .. } => false,
         }
     }
@@ -287,9 +347,13 @@ struct Checker<'a> {
     nodes: HashMap<Ino, Node>,
     /// Entries by (node, directory), of nodes with several parents.
     link_parents: BTreeMap<Ino, BTreeMap<Ino, i64>>,
+    sessions: HashSet<SessionId>,
     sustained: HashSet<Ino>,
     deleted: HashSet<Ino>,
     mentions: HashMap<(SliceId, u32), i64>,
+    /// The rules of ACLs that nodes name, each with the first of those nodes.
+    named_rules: BTreeMap<u32, Ino>,
+    in_use: InUse,
 }
 
 /// Checks everything the engine stores. The report is the answer; an error means that it could not be read.
@@ -300,9 +364,12 @@ pub async fn check(engine: &dyn Engine) -> Outcome<Report> {
         report: Report::default(),
         nodes: HashMap::new(),
         link_parents: BTreeMap::new(),
+        sessions: HashSet::new(),
         sustained: HashSet::new(),
         deleted: HashSet::new(),
         mentions: HashMap::new(),
+        named_rules: BTreeMap::new(),
+        in_use: InUse::default(),
     };
     checker.attrs().await?;
     checker.entries().await?;
@@ -314,6 +381,8 @@ pub async fn check(engine: &dyn Engine) -> Outcome<Report> {
     checker.ledgers().await?;
     checker.leftovers().await?;
     checker.slices().await?;
+    checker.locks().await?;
+    checker.counters().await?;
     let Checker { mut report, gaps, .. } = checker;
     report.findings.retain(|finding| !gaps.explain(finding));
     Ok(report)
@@ -337,22 +406,14 @@ impl Checker<'_> {
 
     /// The records of keys; those that cannot be read are findings and count as missing.
     async fn read(&mut self, keys: &[Key]) -> Outcome<Vec<Option<Record>>> {
-        match outside(self.engine.read(keys).await) {
-            Err(Stop::Fault(fault)) if fault.kind() == FaultKind::Corrupt => {}
-            answered => return answered,
-        }
-        let mut records = Vec::with_capacity(keys.len());
-        for key in keys {
-            match outside(self.engine.read(std::slice::from_ref(key)).await) {
-                Ok(record) => records.extend(record),
-                Err(Stop::Fault(fault)) if fault.kind() == FaultKind::Corrupt => {
-                    self.unreadable(&fault);
-                    records.push(None);
-                }
-                Err(stop) => return Err(stop),
-            }
-        }
-        Ok(records)
+        let answers = outside(self.engine.read_readable(keys).await)?;
+        let record = |answer: Result<Option<Record>, Fault>| {
+            answer.unwrap_or_else(|fault| {
+                self.unreadable(&fault);
+                None
+            })
+        };
+        Ok(answers.into_iter().map(record).collect())
     }
 
     /// All rows of a scan, page by page.
@@ -378,6 +439,11 @@ impl Checker<'_> {
         self.each(Scan::Attrs, |this, key, record| match (key, record) {
             (Key::Attr(ino), Record::Attr(attr)) => {
                 this.nodes.insert(ino, Node::new(&attr));
+                this.in_use.inode(ino);
+                for id in [attr.access_acl, attr.default_acl].into_iter().filter(|id| *id != 0) {
+                    let first = this.named_rules.entry(id).or_insert(ino);
+                    *first = ino.min(*first);
+                }
                 Ok(())
             }
             (key, record) => Err(odd(key, record).into()),
@@ -432,15 +498,17 @@ impl Checker<'_> {
     }
 
     async fn sustained(&mut self) -> Outcome<()> {
-        let mut sessions = Vec::new();
-        self.each(Scan::Sessions, |_, key, record| match key {
+        self.each(Scan::Sessions, |this, key, record| match key {
             Key::Session(session) => {
-                sessions.push(session);
+                this.sessions.insert(session);
+                this.in_use.session(session);
                 Ok(())
             }
             key => Err(odd(key, record).into()),
         })
         .await?;
+        let mut sessions: Vec<SessionId> = self.sessions.iter().copied().collect();
+        sessions.sort();
         for session in sessions {
             self.each(Scan::Sustained(session), |this, key, record| match key {
                 Key::Sustained(_, ino) => {
@@ -461,6 +529,7 @@ impl Checker<'_> {
         self.each(Scan::DeletedFiles, |this, key, record| match key {
             Key::DeletedFile(ino, length) => {
                 this.deleted.insert(ino);
+                this.in_use.inode(ino);
                 if this.nodes.contains_key(&ino) {
                     this.found(Finding::DeletedButAlive { ino, length });
                 }
@@ -553,7 +622,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Statistics of directories and of the volume.
+    /// Statistics of directories and of the volume, and quotas.
     async fn ledgers(&mut self) -> Outcome<()> {
         self.each(Scan::DirStats, |this, key, record| match (key, record) {
             (Key::DirStat(dir), Record::DirStat(stored)) => {
@@ -578,7 +647,8 @@ impl Checker<'_> {
                 self.found(Finding::WrongCounter { counter, stored, counted });
             }
         }
-        Ok(())
+        // What they count is best effort, and whose they are is for their owner to say.
+        self.each(Scan::Quotas, |_, _, _| Ok(())).await
     }
 
     /// Parts of nodes that are not there, and nodes that lack a part.
@@ -613,6 +683,19 @@ impl Checker<'_> {
                 self.found(Finding::MissingTarget { ino: *ino });
             }
         }
+        // A rule is there before a node has its number, and stays; the nodes were read before.
+        self.each(Scan::AclRules, |this, key, record| match key {
+            Key::AclRule(id) => {
+                this.named_rules.remove(&id);
+                this.in_use.rule(id);
+                Ok(())
+            }
+            key => Err(odd(key, record).into()),
+        })
+        .await?;
+        for (id, ino) in std::mem::take(&mut self.named_rules) {
+            self.found(Finding::MissingAclRule { id, ino });
+        }
         Ok(())
     }
 
@@ -632,6 +715,7 @@ impl Checker<'_> {
             // Each stays counted until its time has come.
             Record::Slices(slices) => {
                 slices.iter().for_each(|slice| this.mention(slice));
+                slices.iter().for_each(|slice| this.in_use.slice(slice.id));
                 Ok(())
             }
             record => Err(odd(key, record).into()),
@@ -642,6 +726,7 @@ impl Checker<'_> {
             // Holes are no slice; a loader of the peer counts them all the same (`spec/metadata.md` 9.1).
             (Key::SliceRef(SliceId(0), _), Record::Number(_)) => Ok(()),
             (Key::SliceRef(id, size), Record::Number(stored)) => {
+                this.in_use.slice(id);
                 match this.mentions.remove(&(id, size)) {
                     Some(counted) if counted != stored => {
                         this.found(Finding::WrongReferences { id, size, stored, counted });
@@ -667,9 +752,12 @@ impl Checker<'_> {
     fn chunk(&mut self, ino: Ino, index: ChunkIndex, slices: &[Slice]) {
         if !self.nodes.contains_key(&ino) && !self.deleted.contains(&ino) {
             self.found(Finding::LostChunk { ino, index });
+            self.in_use.inode(ino);
         }
         for slice in slices {
-            if !slice.is_possible() {
+            if slice.is_possible() {
+                self.in_use.slice(slice.id);
+            } else {
                 self.found(Finding::BadSlice { ino, index, slice: *slice });
             }
             self.mention(slice);

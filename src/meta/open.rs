@@ -135,7 +135,7 @@ impl Meta {
     }
 
     /// Whether more than one handle of the file is open here.
-    pub fn is_open_twice(&self, ino: Ino) -> bool {
+    pub(super) fn is_open_twice(&self, ino: Ino) -> bool {
         self.open.shard(ino).lock().get(&ino).is_some_and(|open| open.handles > 1)
     }
 
@@ -190,7 +190,7 @@ impl Meta {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::{AttrPatch, Name};
+    use crate::base::{AttrPatch, Errno, Name};
     use crate::meta::ops::rename::RenameMode;
     use crate::meta::record::Counter;
     use crate::meta::session::SessionInfo;
@@ -221,6 +221,29 @@ mod tests {
         assert_eq!(meta.reclaim_waiting(), 1);
         let used = outside(meta.engine().read(&[Key::Counter(Counter::UsedSpace)]).await).unwrap();
         assert_eq!(used, [Some(Record::Number(0))]);
+    }
+
+    /// A name that others took away may be looked up in what is remembered here.
+    #[tokio::test]
+    async fn a_file_without_names_is_not_opened_anew() {
+        let meta = volume().await;
+        let (root, other) = (Caller::root(), Name::stored(*b"g"));
+        let (single, several) = (file(&meta, "single").await, file(&meta, "several").await);
+        meta.link(&root, several, Ino::ROOT, &other).await.unwrap();
+        meta.unlink(&root, Ino::ROOT, &other, true).await.unwrap();
+        let stranger = Caller { uid: 5, gid: 5, ..Caller::root() };
+        for ino in [single, several] {
+            meta.open_file(ino);
+            meta.check_open(&root, ino, libc::O_RDONLY).await.unwrap();
+            meta.run(&Sustain(ino, SessionId(77))).await.unwrap();
+            for caller in [&root, &stranger] {
+                let opened = meta.check_open(caller, ino, libc::O_RDONLY).await;
+                assert_eq!(opened.map_err(|stop| stop.errno()), Err(Errno::ENOENT));
+            }
+            // By way of another handle, it is.
+            meta.open_file(ino);
+            meta.check_open(&root, ino, libc::O_RDONLY).await.unwrap();
+        }
     }
 
     struct Forget(SessionId);

@@ -9,14 +9,15 @@
 //! they are mended in stages ([`stage`]), the structure first, then what is counted of it, and the caller checks anew
 //! after each. What cannot be mended without a decision of the owner is said to be left.
 
-use super::check::Finding;
+use super::check::{Finding, raised};
 use super::engine::Change;
 use super::format::first_directory;
 use super::ops::create::NewNode;
 use super::record::{Dentry, Key, Record};
+use super::session::DropLocks;
 use super::txn::{
-    AttrOf, ChunkOf, CounterOf, DentryOf, DirStatOf, LinkParentsOf, Operation, Peek, RecordOf, Seen, Settled,
-    SustainedOf, TargetOf, Tx,
+    AttrOf, ChunkOf, CounterOf, DentryOf, DirStatOf, LinkParentsOf, Operation, Peek, RecordOf, Seen, SessionOf,
+    Settled, SustainedOf, TargetOf, Tx,
 };
 use super::{Caller, Meta, outside};
 use crate::base::{
@@ -35,7 +36,8 @@ const ANCESTORS_MAX: usize = 4096;
 
 /// Nothing of a volume is mended while a part of it cannot be read.
 pub const UNREADABLE: &str = "what it says is not known, and the rest cannot be judged without it; bring the record back \
-                              from a backup of the metadata, or remove it there by hand";
+                              from a backup of the metadata, or remove it there by hand while no client is at work, \
+                              and repair the volume then";
 
 /// What became of a finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +61,9 @@ pub fn stage(finding: &Finding) -> u8 {
         | Finding::Cycle { .. }
         | Finding::DeletedButAlive { .. }
         | Finding::LostChunk { .. }
-        | Finding::SustainedMissing { .. } => 0,
+        | Finding::SustainedMissing { .. }
+        // What is repaired may need numbers.
+        | Finding::LowCounter { .. } => 0,
         Finding::WrongParent { .. } => 1,
         Finding::WrongLinks { .. }
         | Finding::WrongLinkParent { .. }
@@ -68,6 +72,8 @@ pub fn stage(finding: &Finding) -> u8 {
         | Finding::BadSlice { .. }
         | Finding::LostXattrs { .. }
         | Finding::LostLinkParents { .. }
+        | Finding::LockOfNobody { .. }
+        | Finding::MissingAclRule { .. }
         | Finding::MissingTarget { .. } => 2,
         Finding::WrongDirStat { .. } | Finding::WrongCounter { .. } | Finding::LostDirStat { .. } => 3,
         // Before all others, and nothing is done about it.
@@ -175,6 +181,25 @@ impl Operation for Mend<'_> {
                 }
                 tx.change(Change::Delete(Key::Sustained(*session, *ino)));
                 Ok(Mended::Done(format!("session {session} no longer holds {ino}")))
+            }
+            Finding::LowCounter { counter, used } => {
+                let last = tx.load(CounterOf(*counter)).await?;
+                if last >= *used {
+                    return Ok(Mended::Gone);
+                }
+                let to = raised(*counter, *used);
+                tx.change(Change::AddCounter(*counter, to - last));
+                Ok(Mended::Done(format!("{counter:?} is {to} now")))
+            }
+            Finding::LockOfNobody { session, ino, sort } => {
+                if tx.load(SessionOf(*session)).await?.is_some() {
+                    return Ok(Mended::Gone);
+                }
+                DropLocks { session: *session, key: sort.key(*ino) }.run(tx).await?;
+                Ok(Mended::Done(format!("session {session} no longer holds a lock of {ino}")))
+            }
+            Finding::MissingAclRule { .. } => {
+                Ok(Mended::Left("what it allowed is not known; set the ACLs of such nodes anew, or remove them"))
             }
             Finding::Unreadable { .. } => Ok(Mended::Left(UNREADABLE)),
             Finding::BadSlice { .. } => Ok(Mended::Left("the bytes it stood for are not known")),
@@ -392,8 +417,13 @@ impl Meta {
             }
         }
         let mut due: Vec<&Finding> = findings.iter().filter(|finding| stage(finding) == now).collect();
-        // A node that an entry names is made again before its parts are looked at.
-        due.sort_by_key(|finding| !matches!(finding, Finding::DanglingDentry { .. }));
+        // Numbers come before what may be made with them, and a node that an entry names is made again before its parts
+        // are looked at.
+        due.sort_by_key(|finding| match finding {
+            Finding::LowCounter { .. } => 0,
+            Finding::DanglingDentry { .. } => 1,
+            _ => 2,
+        });
         let mut done = Vec::with_capacity(due.len());
         let (mut home, mut cut) = (None, false);
         for finding in due {

@@ -194,9 +194,10 @@ impl Operation for ClaimSession {
 }
 
 /// Drops everything a session holds on one inode, of one sort of lock.
-struct DropLocks {
-    session: SessionId,
-    key: Key,
+pub(super) struct DropLocks {
+    pub session: SessionId,
+    /// `Key::Flocks` or `Key::Plocks`.
+    pub key: Key,
 }
 
 impl Operation for DropLocks {

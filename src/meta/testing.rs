@@ -170,10 +170,15 @@ pub async fn volume_on(engine: Arc<dyn Engine>, clock: SharedClock) -> Arc<Meta>
     volume_with(engine, clock, plain_rules()).await
 }
 
+/// Numbers from 1 that tests may use for slices without having been given them.
+const MADE_UP_MAX: u64 = 1000;
+
 pub async fn volume_with(engine: Arc<dyn Engine>, clock: SharedClock, rules: Rules) -> Arc<Meta> {
     let settings = MetaSettings { read_only: false, skip_dir_mtime: Duration::ZERO };
     let meta = Meta::new(engine, clock, settings, rules);
     meta.format(b"{}").await.expect("the engine takes a volume");
+    // Tests make up the numbers of their slices.
+    meta.engine().allocate(Counter::NextSlice, MADE_UP_MAX).await.expect("numbers");
     meta
 }
 

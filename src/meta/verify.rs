@@ -9,7 +9,7 @@
 //! side is looked at.
 
 use super::Meta;
-use super::check::Finding;
+use super::check::{Finding, is_held_by};
 use super::record::{Key, Record};
 use crate::base::{Attr, Ino, Kind, Outcome};
 
@@ -95,6 +95,19 @@ impl Meta {
                 let [record] = self.snapshot([Key::SliceRef(*id, *size)]).await?;
                 // Without a record a slice has one reference.
                 Ok(if let Some(Record::Number(now)) = record { now == *stored } else { *stored == 1 })
+            }
+            Finding::LowCounter { counter, used } => {
+                let [record] = self.snapshot([Key::Counter(*counter)]).await?;
+                Ok(if let Some(Record::Number(last)) = record { last < *used } else { *used > 0 })
+            }
+            Finding::LockOfNobody { session, ino, sort } => {
+                let [locks, session_record] = self.snapshot([sort.key(*ino), Key::Session(*session)]).await?;
+                Ok(session_record.is_none() && locks.is_some_and(|locks| is_held_by(&locks, *session)))
+            }
+            Finding::MissingAclRule { id, ino } => {
+                let [rule, node] = self.snapshot([Key::AclRule(*id), Key::Attr(*ino)]).await?;
+                let named = attr_of(&node).is_some_and(|node| [node.access_acl, node.default_acl].contains(id));
+                Ok(named && rule.is_none())
             }
             Finding::WrongDirStat { dir, stored, .. } => {
                 let [record] = self.snapshot([Key::DirStat(*dir)]).await?;

@@ -259,7 +259,7 @@ impl ObjectStore for FileStore {
         Ok(buf.freeze().into())
     }
 
-    async fn put(&self, key: &str, body: Payload) -> Result<(), Fault> {
+    async fn put_as(&self, key: &str, body: Payload, _class: Option<&str>) -> Result<(), Fault> {
         const OPERATION: &str = "put object";
         let path = self.path(key)?;
         if key.ends_with('/') {

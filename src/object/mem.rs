@@ -13,11 +13,19 @@ use std::time::SystemTime;
 #[derive(Default)]
 pub struct MemStore {
     objects: RwLock<BTreeMap<String, (Payload, SystemTime)>>,
+    /// The classes that objects were put with, which change nothing here.
+    classes: RwLock<BTreeMap<String, String>>,
 }
 
 impl MemStore {
     pub fn new() -> MemStore {
         MemStore::default()
+    }
+
+    /// The storage class that an object was put with.
+    #[cfg(test)]
+    pub fn class_of(&self, key: &str) -> Option<String> {
+        self.classes.read().get(key).cloned()
     }
 }
 
@@ -50,11 +58,16 @@ impl ObjectStore for MemStore {
         })
     }
 
-    async fn put(&self, key: &str, body: Payload) -> Result<(), Fault> {
+    async fn put_as(&self, key: &str, body: Payload, class: Option<&str>) -> Result<(), Fault> {
         // The caller's buffers are counted against the budget of data in flight, so the store keeps a copy.
         let mut own = vec![0; body.len()];
         body.copy_to(&mut own);
-        self.objects.write().insert(key.to_owned(), (own.into(), SystemTime::now()));
+        let mut objects = self.objects.write();
+        match class {
+            Some(class) => drop(self.classes.write().insert(key.to_owned(), class.to_owned())),
+            None => drop(self.classes.write().remove(key)),
+        }
+        objects.insert(key.to_owned(), (own.into(), SystemTime::now()));
         Ok(())
     }
 

@@ -78,7 +78,13 @@ pub trait ObjectStore: Send + Sync + 'static {
     async fn get(&self, key: &str, range: Option<Range<u64>>) -> Result<Payload, Fault>;
 
     /// Stores `body` under `key`, replacing what was there. Nobody sees a part of it.
-    async fn put(&self, key: &str, body: Payload) -> Result<(), Fault>;
+    async fn put(&self, key: &str, body: Payload) -> Result<(), Fault> {
+        self.put_as(key, body, None).await
+    }
+
+    /// The same with a storage class, which may be empty; without one it is what the store was opened with. Stores that
+    /// know of no classes ignore it.
+    async fn put_as(&self, key: &str, body: Payload, class: Option<&str>) -> Result<(), Fault>;
 
     /// Afterwards there is no such object; that there was none is success.
     async fn delete(&self, key: &str) -> Result<(), Fault>;

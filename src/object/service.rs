@@ -7,6 +7,9 @@
 //! On S3 stores the CRC-32C of the whole body travels as user metadata `crc32c` in decimal, is checked on whole reads,
 //! and is neither asked for nor written with `?disable-checksum=true` (`spec/data.md` section 6).
 //!
+//! OpenDAL has the storage class in its operator and not in the request, so each class of the volume's tiers that is
+//! written to has an operator of its own, made when it is first needed.
+//!
 //! OpenDAL cannot make buckets. For S3 stores that is one signed request of our own ([`super::sigv4`]); elsewhere the
 //! bucket must exist.
 
@@ -20,6 +23,7 @@ use async_trait::async_trait;
 use futures::TryStreamExt;
 use opendal::{Buffer, ErrorKind, Operator, options, services};
 use opendal_http::ReqwestTransport;
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::error::Error as _;
 use std::ops::Range;
@@ -58,13 +62,13 @@ fn open_one(place: &Place, pool: &Arc<Pool>) -> Result<SharedStore, Fault> {
         Fault::config("open object store").with("storage", &kind).with("bucket", place.shown_bucket()).source(text)
     })?;
     let client = client(&url)?;
-    let transport = opendal::HttpTransporter::new(ReqwestTransport::new(client.clone()));
-    let context = operator.context().clone().with_http_transport(transport);
-    let operator = operator.with_context(context);
+    let operator = with_client(operator, &client);
     let checksum =
         s3.is_some() && operator.info().capability().write_with_user_metadata && !url.is_set("disable-checksum");
     Ok(Arc::new(Remote {
         name: format!("{kind}://{}/", operator.info().name()),
+        kind: kind.clone(),
+        classes: Mutex::default(),
         sorted: !matches!(kind.as_str(), "webdav" | "swift"),
         operator,
         checksum,
@@ -72,6 +76,18 @@ fn open_one(place: &Place, pool: &Arc<Pool>) -> Result<SharedStore, Fault> {
         client,
         place: place.clone(),
     }))
+}
+
+fn with_client(operator: Operator, client: &reqwest::Client) -> Operator {
+    let transport = opendal::HttpTransporter::new(ReqwestTransport::new(client.clone()));
+    let context = operator.context().clone().with_http_transport(transport);
+    operator.with_context(context)
+}
+
+/// Whether objects of this kind of store can have a storage class.
+pub fn has_classes(kind: &str) -> bool {
+    let kind = kind.to_ascii_lowercase();
+    kind == "gs" || S3_KINDS.contains(&kind.as_str())
 }
 
 /// A setting that is missing or wrong, in OpenDAL's own error type so that both kinds of mistake take one way.
@@ -94,7 +110,7 @@ fn operator(kind: &str, place: &Place, url: &BucketUrl) -> opendal::Result<(Oper
     let endpoint_of = |endpoint: Option<String>| {
         endpoint.ok_or_else(|| wrong("this storage kind needs a bucket URL of the form https://<bucket>.<endpoint>"))
     };
-    if !place.storage_class.is_empty() && kind != "gs" && !S3_KINDS.contains(&kind) {
+    if !place.storage_class.is_empty() && !has_classes(kind) {
         tracing::warn!(kind, class = place.storage_class, "the storage class is not set on stores of this kind yet");
     }
     let operator = match kind {
@@ -335,7 +351,10 @@ fn scrub(text: &str, place: &Place) -> String {
 /// A bucket behind OpenDAL.
 struct Remote {
     name: String,
+    kind: String,
     operator: Operator,
+    /// Operators of other classes than the place's; a volume has four at most.
+    classes: Mutex<HashMap<String, Operator>>,
     /// Listings come in the order of keys.
     sorted: bool,
     checksum: bool,
@@ -345,6 +364,23 @@ struct Remote {
 }
 
 impl Remote {
+    /// The operator that puts objects with the class.
+    fn of_class(&self, class: Option<&str>) -> Result<Operator, Fault> {
+        let Some(class) = class.filter(|class| has_classes(&self.kind) && *class != self.place.storage_class) else {
+            return Ok(self.operator.clone());
+        };
+        let mut classes = self.classes.lock();
+        if let Some(operator) = classes.get(class) {
+            return Ok(operator.clone());
+        }
+        let place = Place { storage_class: class.to_owned(), ..self.place.clone() };
+        let (made, _) = operator(&self.kind, &place, &BucketUrl::parse(&place.bucket))
+            .map_err(|error| self.fault("open object store for a class", class, error))?;
+        let made = with_client(made, &self.client);
+        classes.insert(class.to_owned(), made.clone());
+        Ok(made)
+    }
+
     fn fault(&self, operation: &'static str, key: &str, error: opendal::Error) -> Fault {
         let fault = match error.kind() {
             ErrorKind::NotFound => Fault::not_found(operation),
@@ -406,13 +442,13 @@ impl ObjectStore for Remote {
         Ok(body)
     }
 
-    async fn put(&self, key: &str, body: Payload) -> Result<(), Fault> {
+    async fn put_as(&self, key: &str, body: Payload, class: Option<&str>) -> Result<(), Fault> {
         let mut options = options::WriteOptions::default();
         if self.checksum {
             options.user_metadata = Some(HashMap::from([(CHECKSUM.to_owned(), crc(&body).to_string())]));
         }
         let buffer: Buffer = body.iter().cloned().collect();
-        let put = self.operator.write_options(key, buffer, options).await;
+        let put = self.of_class(class)?.write_options(key, buffer, options).await;
         put.map(|_| ()).map_err(|e| self.fault("put object", key, e))
     }
 
@@ -564,17 +600,25 @@ mod tests {
             ..Place::default()
         };
         let store = open(&place, &Pool::new(Budget::new(1 << 20))).unwrap().remove(0);
-        let answer = async {
+        let answer = async || {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut head = Vec::new();
             while !head.windows(8).any(|end| end == b"\r\n\r\nbody") {
                 assert!(stream.read_buf(&mut head).await.unwrap() > 0, "the request ends early");
             }
-            stream.write_all(b"HTTP/1.1 200 OK\r\nETag: \"e\"\r\nContent-Length: 0\r\n\r\n").await.unwrap();
+            let done = b"HTTP/1.1 200 OK\r\nETag: \"e\"\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+            stream.write_all(done).await.unwrap();
             String::from_utf8(head).unwrap().to_ascii_lowercase()
         };
-        let (put, request) = tokio::join!(store.put("k", b"body".to_vec().into()), answer);
-        put.unwrap();
-        assert!(request.contains("x-amz-storage-class: standard_ia\r\n"), "{request}");
+        // That of the place, those of tiers, each as often as it likes, and none.
+        let classes = [None, Some("GLACIER_IR"), Some("STANDARD_IA"), Some("GLACIER_IR"), Some("")];
+        for class in classes {
+            let (put, request) = tokio::join!(store.put_as("k", b"body".to_vec().into(), class), answer());
+            put.unwrap();
+            let class = class.unwrap_or("STANDARD_IA").to_ascii_lowercase();
+            let wanted = format!("x-amz-storage-class: {class}\r\n");
+            assert_eq!(request.contains(&wanted), !class.is_empty(), "{class}: {request}");
+            assert_eq!(request.contains("x-amz-storage-class"), !class.is_empty(), "{class}: {request}");
+        }
     }
 }

@@ -441,7 +441,7 @@ impl ObjectStore for LineStore {
         Ok(body)
     }
 
-    async fn put(&self, key: &str, body: Payload) -> Result<(), Fault> {
+    async fn put_as(&self, key: &str, body: Payload, class: Option<&str>) -> Result<(), Fault> {
         self.0.request(Held::Everything).await;
         self.0.store_answers("put")?;
         if self.0.net.is(Outage::StoreFull) {
@@ -452,7 +452,8 @@ impl ObjectStore for LineStore {
             self.0.excuse(key, "its client crashed");
         }
         let (store, name) = (self.0.net.store.clone(), key.to_owned());
-        self.perform(key, async move { store.put(&name, body).await }).await
+        let class = class.map(str::to_owned);
+        self.perform(key, async move { store.put_as(&name, body, class.as_deref()).await }).await
     }
 
     async fn delete(&self, key: &str) -> Result<(), Fault> {

@@ -30,7 +30,7 @@ impl Damper {
     /// Whether this line is to be written, and how many like it were left out before it.
     pub fn admit(&self, line: &Metadata<'_>) -> Option<u64> {
         let lines_max = match *line.level() {
-            _ if line.target() == super::log::FATAL => return Some(0),
+            _ if [super::log::FATAL, super::log::REPORT].contains(&line.target()) => return Some(0),
             Level::ERROR => ERRORS_MAX,
             Level::WARN => WARNINGS_MAX,
             Level::INFO if line.target() == super::log::SLOW => WARNINGS_MAX,

@@ -27,6 +27,10 @@ pub const FATAL: &str = "sluicefs::fatal";
 /// Events with this target say that something took long: no faults, but as many as those when everything does.
 pub const SLOW: &str = "sluicefs::slow";
 
+/// Events with this target are what a command was asked for, such as the findings of a check: each line counts, however
+/// many there are.
+pub const REPORT: &str = "sluicefs::report";
+
 /// What is logged, and how.
 #[derive(Clone, Debug)]
 pub struct LogSettings {

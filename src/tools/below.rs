@@ -2,13 +2,16 @@
 //! to be listed.
 //!
 //! Most files are small, so blocks are collected over files until there are enough to keep the store busy; the chunks
-//! of small files are read many in one trip. Held are the slices of one such lot.
+//! of small files are read many in one trip. Held are the slices of one such lot. A chunk that cannot be read, or that
+//! has an impossible record, is a finding, and its blocks are not looked for.
 
 use super::fsck::{Options, Report};
 use super::lost::{self, Owner};
+use super::subtree::Walked;
 use super::{PAGE_RECORDS, Volume, Watch, subtree};
-use crate::base::{Attr, CHUNK_BYTES, ChunkIndex, Ino, Outcome, Slice, SliceId};
+use crate::base::{Attr, CHUNK_BYTES, ChunkIndex, Fault, Ino, Outcome, Slice, SliceId};
 use crate::chunk::layout;
+use crate::meta::check::Finding;
 use crate::meta::engine::{Cursor, Scan};
 use crate::meta::outside;
 use crate::meta::record::{Key, Record};
@@ -29,30 +32,16 @@ pub(super) async fn blocks(
 ) -> Outcome<Vec<Owner>> {
     watch.progress.phase("blocks");
     let mut lots = Lots { volume, options, watch, report, waiting: Vec::new(), blocks: 0, owners: Vec::new() };
-    subtree::walk(&volume.meta, path, options.recursive, watch, async |files: Vec<(Ino, Attr)>| {
-        let (small, large): (Vec<_>, Vec<_>) = files.into_iter().partition(|(_, attr)| attr.length <= CHUNK_BYTES);
-        let filled: Vec<Ino> = small.into_iter().filter(|(_, attr)| attr.length > 0).map(|(ino, _)| ino).collect();
-        for part in filled.chunks(CHUNKS_AT_ONCE) {
-            let keys: Vec<Key> = part.iter().map(|ino| Key::Chunk(*ino, ChunkIndex(0))).collect();
-            for (ino, record) in part.iter().zip(volume.meta.read(&keys).await?) {
-                if let Some(Record::Slices(slices)) = record {
-                    lots.add(*ino, ChunkIndex(0), slices).await?;
-                }
-            }
-        }
-        for (ino, attr) in large {
-            let mut chunks = ChunksOf::new(volume, ino, &attr);
-            while let Some(page) = chunks.next().await? {
-                for (index, slices) in page {
-                    lots.add(ino, index, slices).await?;
-                }
-            }
-        }
-        Ok(())
+    let mut findings = Vec::new();
+    subtree::walk(&volume.meta, path, options.recursive, watch, async |files| {
+        each_chunk(volume, files, &mut findings, async |ino, index, slices| lots.add(ino, index, slices).await).await
     })
     .await?;
     lots.ask().await?;
     let (mut owners, report) = (lots.owners, lots.report);
+    // Who repairs has met them already.
+    findings.retain(|finding| !report.problems.contains(finding));
+    report.problems.append(&mut findings);
     // A slice that two files share was asked for twice.
     let lost = &mut report.lost;
     lost.blocks.sort_unstable();
@@ -63,6 +52,79 @@ pub(super) async fn blocks(
     report.blocks.count = report.blocks.count.saturating_sub(gone.count);
     report.blocks.bytes = report.blocks.bytes.saturating_sub(gone.bytes);
     Ok(owners)
+}
+
+/// The walk of a part, its chunks too: they are read without their blocks, for who wants to know whether everything can
+/// be read.
+pub(super) async fn metadata(volume: &Volume, path: &[u8], recursive: bool, watch: &Watch) -> Outcome<Walked> {
+    let mut findings = Vec::new();
+    let mut walked = subtree::walk(&volume.meta, path, recursive, watch, async |files| {
+        each_chunk(volume, files, &mut findings, async |_, _, _| watch.go_on()).await
+    })
+    .await?;
+    walked.findings.append(&mut findings);
+    Ok(walked)
+}
+
+/// Hands out the chunks of some files that have slices; what is wrong with the others is found.
+async fn each_chunk(
+    volume: &Volume,
+    files: Vec<(Ino, Attr)>,
+    findings: &mut Vec<Finding>,
+    mut chunk: impl AsyncFnMut(Ino, ChunkIndex, Vec<Slice>) -> Outcome<()>,
+) -> Outcome<()> {
+    let (small, large): (Vec<_>, Vec<_>) = files.into_iter().partition(|(_, attr)| attr.length <= CHUNK_BYTES);
+    let filled = small.into_iter().filter(|(_, attr)| attr.length > 0);
+    let filled: Vec<Key> = filled.map(|(ino, _)| Key::Chunk(ino, ChunkIndex(0))).collect();
+    for keys in filled.chunks(CHUNKS_AT_ONCE) {
+        for (ino, index, slices) in possible(read(volume, keys).await?, findings) {
+            chunk(ino, index, slices).await?;
+        }
+    }
+    for (ino, attr) in large {
+        let mut chunks = ChunksOf::new(volume, ino, &attr);
+        while let Some(page) = chunks.next().await? {
+            for (ino, index, slices) in possible(page, findings) {
+                chunk(ino, index, slices).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Chunks that have a record, and why others do not decode.
+type Chunks = Vec<Result<(Ino, ChunkIndex, Vec<Slice>), Fault>>;
+
+async fn read(volume: &Volume, keys: &[Key]) -> Outcome<Chunks> {
+    let answers = outside(volume.meta.engine().read_readable(keys).await)?;
+    let chunk = |(key, answer): (&Key, Result<Option<Record>, Fault>)| match (key, answer) {
+        (Key::Chunk(ino, index), Ok(Some(Record::Slices(slices)))) => Some(Ok((*ino, *index, slices))),
+        (_, Ok(_)) => None,
+        (_, Err(fault)) => Some(Err(fault)),
+    };
+    Ok(keys.iter().zip(answers).filter_map(chunk).collect())
+}
+
+/// The chunks whose records can be read and can be.
+fn possible(chunks: Chunks, findings: &mut Vec<Finding>) -> Vec<(Ino, ChunkIndex, Vec<Slice>)> {
+    let mut sound = Vec::with_capacity(chunks.len());
+    for chunk in chunks {
+        let finding = match chunk {
+            Err(fault) => Finding::Unreadable { why: fault.to_string() },
+            Ok((ino, index, slices)) => match slices.iter().find(|slice| !slice.is_possible()) {
+                Some(slice) => Finding::BadSlice { ino, index, slice: *slice },
+                None => {
+                    sound.push((ino, index, slices));
+                    continue;
+                }
+            },
+        };
+        // A file of several names is met as often.
+        if !findings.contains(&finding) {
+            findings.push(finding);
+        }
+    }
+    sound
 }
 
 /// What was read of files and is still to be asked for.
@@ -137,7 +199,7 @@ impl<'a> ChunksOf<'a> {
         ChunksOf { volume, ino, end, next: 0, after: None, ended: end == 0 }
     }
 
-    async fn next(&mut self) -> Outcome<Option<Vec<(ChunkIndex, Vec<Slice>)>>> {
+    async fn next(&mut self) -> Outcome<Option<Chunks>> {
         if self.ended {
             return Ok(None);
         }
@@ -145,14 +207,17 @@ impl<'a> ChunksOf<'a> {
         if self.end <= most || !meta.engine().lists_chunks_of_file() {
             let (from, to) = (self.next, self.next.saturating_add(most).min(self.end));
             (self.next, self.ended) = (to, to == self.end);
-            return Ok(Some(meta.read_chunks(self.ino, ChunkIndex(from)..ChunkIndex(to)).await?));
+            let keys: Vec<Key> = (from..to).map(|index| Key::Chunk(self.ino, ChunkIndex(index))).collect();
+            return Ok(Some(read(self.volume, &keys).await?));
         }
-        let page = outside(meta.engine().scan(&Scan::ChunksOf(self.ino), self.after.as_ref(), PAGE_RECORDS).await)?;
+        let (scan, after) = (Scan::ChunksOf(self.ino), self.after.as_ref());
+        let page = outside(meta.engine().scan_readable(&scan, after, PAGE_RECORDS).await)?;
         (self.ended, self.after) = (page.next.is_none(), page.next);
         let chunk = |row| match row {
-            (Key::Chunk(_, index), Record::Slices(slices)) => Some((index, slices)),
+            (Key::Chunk(ino, index), Record::Slices(slices)) => Some(Ok((ino, index, slices))),
             _ => None,
         };
-        Ok(Some(page.rows.into_iter().filter_map(chunk).collect()))
+        let unreadable = page.unreadable.into_iter().map(Err);
+        Ok(Some(page.rows.into_iter().filter_map(chunk).chain(unreadable).collect()))
     }
 }

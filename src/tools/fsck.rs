@@ -55,6 +55,34 @@ pub struct Options {
     pub parallel: usize,
 }
 
+/// Whether a finding is to be repaired.
+enum Due {
+    Now,
+    /// It would be, but for this.
+    Left(&'static str),
+    /// Nobody asked for it.
+    Never,
+}
+
+impl Options {
+    /// Whether anything of the metadata is to be repaired.
+    fn mends(&self) -> bool {
+        self.repair || self.sync_dir_stat
+    }
+
+    fn due(&self, finding: &Finding) -> Due {
+        match finding {
+            // The walk of a part does not look for chunks, which may be anywhere.
+            Finding::DanglingDentry { .. } if self.repair && self.path.is_some() => {
+                Due::Left("whether its data is left takes a check of the whole volume: repair it without --path")
+            }
+            _ if self.repair => Due::Now,
+            Finding::WrongDirStat { .. } | Finding::LostDirStat { .. } if self.sync_dir_stat => Due::Now,
+            _ => Due::Never,
+        }
+    }
+}
+
 /// What was found. A check that was cut short has seen only a part.
 #[derive(Debug, Default)]
 pub struct Report {
@@ -122,33 +150,31 @@ async fn tree(volume: &Volume, options: &Options, watch: &Watch, report: &mut Re
     for round in 0.. {
         let found = confirmed(volume, options, watch).await?;
         (report.nodes, report.entries) = (found.nodes, found.entries);
-        let wanted = |finding: &Finding| {
-            let by_option = options.repair
-                || (options.sync_dir_stat
-                    && matches!(finding, Finding::WrongDirStat { .. } | Finding::LostDirStat { .. }));
-            by_option && !left.contains(&format!("{finding:?}"))
-        };
         let is_unreadable = |finding: &&Finding| matches!(finding, Finding::Unreadable { .. });
-        let mends = options.repair || options.sync_dir_stat;
-        if mends && found.findings.iter().any(|finding| is_unreadable(&finding)) {
+        if options.mends() && found.findings.iter().any(|finding| is_unreadable(&finding)) {
             let unreadable = found.findings.iter().filter(is_unreadable).cloned();
             report.left.extend(unreadable.map(|finding| (finding, UNREADABLE)));
             return sort(volume, found.findings, report).await;
         }
-        let mut due: Vec<Finding> = found.findings.iter().filter(|finding| wanted(finding)).cloned().collect();
-        due.retain(|finding| {
-            let why = match finding {
-                _ if done.contains(&format!("{finding:?}")) => "it was repaired, and is there again",
-                // The walk of a part does not look for chunks, which may be anywhere.
-                Finding::DanglingDentry { .. } if options.path.is_some() => {
-                    "whether its data is left takes a check of the whole volume: repair it without --path"
+        let mut due = Vec::new();
+        for finding in &found.findings {
+            let text = format!("{finding:?}");
+            if left.contains(&text) {
+                continue;
+            }
+            match options.due(finding) {
+                Due::Never => {}
+                Due::Now if !done.contains(&text) => due.push(finding.clone()),
+                Due::Now => {
+                    left.insert(text);
+                    report.left.push((finding.clone(), "it was repaired, and is there again"));
                 }
-                _ => return true,
-            };
-            left.insert(format!("{finding:?}"));
-            report.left.push((finding.clone(), why));
-            false
-        });
+                Due::Left(why) => {
+                    left.insert(text);
+                    report.left.push((finding.clone(), why));
+                }
+            }
+        }
         if due.is_empty() || round == ROUNDS_MAX {
             return sort(volume, found.findings, report).await;
         }
@@ -241,7 +267,11 @@ async fn confirmed(volume: &Volume, options: &Options, watch: &Watch) -> Outcome
 
 async fn findings(volume: &Volume, options: &Options, watch: &Watch) -> Outcome<Walked> {
     if let Some(path) = &options.path {
-        return subtree::walk(&volume.meta, path, options.recursive, watch, async |_| Ok(())).await;
+        // Its blocks are looked for later, but nothing is repaired beside a chunk that cannot be read.
+        return match options.mends() {
+            true => below::metadata(volume, path, options.recursive, watch).await,
+            false => subtree::walk(&volume.meta, path, options.recursive, watch, async |_| Ok(())).await,
+        };
     }
     let checked = tokio::select! {
         checked = check(&**volume.meta.engine()) => checked?,

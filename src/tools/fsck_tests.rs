@@ -1,7 +1,7 @@
 //! Tests of checking a volume: metadata on the engine under test, objects in memory.
 
 use super::*;
-use crate::base::{Attr, Ino};
+use crate::base::{Attr, CHUNK_BYTES, Ino, Name};
 use crate::meta::Caller;
 use crate::meta::engine::Change;
 use crate::meta::record::{Key, Record};
@@ -117,6 +117,19 @@ async fn damage_of_the_metadata_is_found_and_repaired() {
     assert!(report.is_clean() && report.statistics.is_empty(), "{report:?}");
     assert_eq!(report.mended.len(), 2);
     assert!(check(&**v.meta().engine()).await.unwrap().is_clean());
+}
+
+#[tokio::test]
+async fn what_lies_far_behind_the_end_of_a_removed_file_is_told_and_repaired_as_a_leak() {
+    let v = TestVolume::new().await;
+    let (a, _) = v.write("a", 40 * CHUNK_BYTES, 10).await;
+    v.put(vec![Change::Delete(Key::Attr(a)), Change::Delete(Key::Dentry(Ino::ROOT, Name::entry(b"a").unwrap()))]).await;
+    let report = fsck(&v, &options()).await;
+    assert!(report.is_clean() && report.leaked.len() == 1, "{report:?}");
+    let report = fsck(&v, &Options { repair: true, ..options() }).await;
+    assert!(report.is_clean() && report.leaked.is_empty(), "{report:?}");
+    let deleted = Key::DeletedFile(a, 40 * CHUNK_BYTES + 10);
+    assert!(v.meta().engine().read(&[deleted]).await.unwrap()[0].is_some(), "it takes the way of deleted data");
 }
 
 #[tokio::test]

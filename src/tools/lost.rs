@@ -12,6 +12,7 @@ use crate::chunk::layout;
 use crate::meta::Caller;
 use crate::meta::engine::Scan;
 use crate::meta::record::{Key, Record};
+use crate::vfs::compact::tier_of;
 use futures::{StreamExt, stream};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -257,7 +258,7 @@ async fn zero_chunk(volume: &Volume, ino: Ino, index: ChunkIndex, lost: &HashSet
         return meta.substitute_slices(ino, index, &records, Slice::hole(0, 1)).await;
     };
     let id = meta.next_slice().await?;
-    let size = data.merge(&pieces, id).await?;
+    let size = data.merge(&pieces, id, tier_of(meta, data, ino).await?).await?;
     let new = Slice { pos: first.pos, id, size, off: 0, len: size };
     let done = meta.substitute_slices(ino, index, &records, new).await?;
     if !done {

@@ -1,7 +1,7 @@
 //! Tests of finding references that lead nowhere.
 
 use super::*;
-use crate::base::{Name, Slice};
+use crate::base::{CHUNK_BYTES, Name, Slice};
 use crate::meta::Caller;
 use crate::meta::check::check;
 use crate::meta::engine::Change;
@@ -67,16 +67,19 @@ async fn young_slices_and_those_that_come_back_are_left_alone() {
 async fn chunks_without_a_file_go_and_those_of_deleted_files_wait() {
     let v = TestVolume::new().await;
     let (a, slice) = v.write("a", 0, BLOCK).await;
+    // So far behind the other that who removes the file by numbers does not look for it.
+    let (_, far) = v.write("a", 40 * CHUNK_BYTES, 10).await;
     v.write("b", 0, BLOCK).await;
     let (c, kept) = v.write("c", 0, BLOCK).await;
     v.meta().unlink(&Caller::root(), Ino::ROOT, &Name::entry(b"c").unwrap(), true).await.unwrap();
     v.put(vec![Change::Delete(Key::Attr(a)), Change::Delete(Key::Dentry(Ino::ROOT, Name::entry(b"a").unwrap()))]).await;
     let report = gc(&v, false).await;
-    assert_eq!((report.leaked_chunks, report.deleted_files.count), (1, 1));
+    assert_eq!((report.leaked_chunks, report.deleted_files.count), (2, 1));
     let report = gc(&v, true).await;
-    assert_eq!((report.leaked_chunks, report.dropped_files), (1, 1));
+    assert_eq!((report.leaked_chunks, report.dropped_files), (2, 1));
     let names = v.names().await;
     assert!(!names.contains(&v.block(slice, 0)) && names.contains(&v.block(kept, 0)), "{names:?}");
+    assert!(!names.contains(&v.block(far, 0)), "{names:?}");
     assert_ne!(a, c);
     assert_eq!(gc(&v, true).await.leaked_chunks, 0);
 }

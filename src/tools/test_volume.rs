@@ -58,10 +58,10 @@ impl ObjectStore for AgingStore {
         self.inner.get(key, range).await
     }
 
-    async fn put(&self, key: &str, body: Payload) -> Result<(), Fault> {
+    async fn put_as(&self, key: &str, body: Payload, class: Option<&str>) -> Result<(), Fault> {
         let age = *self.age.lock();
         self.ages.lock().insert(key.to_owned(), if key.starts_with("testing/") { Duration::ZERO } else { age });
-        self.inner.put(key, body).await
+        self.inner.put_as(key, body, class).await
     }
 
     async fn delete(&self, key: &str) -> Result<(), Fault> {
@@ -131,7 +131,7 @@ impl TestVolume {
     /// Puts the objects of a slice without a record of it.
     pub async fn objects(&self, len: u32) -> (SliceId, u32) {
         let id = self.meta().next_slice().await.unwrap();
-        let mut writer = self.volume.data.writer(Some(id));
+        let mut writer = self.volume.data.writer(Some(id), 0);
         writer.write_at(0, &self.content(len)).unwrap();
         assert_eq!(writer.finish().await.unwrap(), len);
         (id, len)

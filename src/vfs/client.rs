@@ -25,6 +25,7 @@ use crate::util::clock::{SharedClock, SystemClock};
 use crate::util::fileio;
 use crate::util::task::{Job, StopSignal, Tasks};
 use async_trait::async_trait;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -88,6 +89,12 @@ pub fn pool_for(settings: &ClientSettings) -> Arc<Pool> {
     Pool::new(Budget::new(settings.buffer_size.bytes().saturating_add(cached)))
 }
 
+/// The storage classes of the tiers beside the volume's own, which the store is opened with.
+pub fn classes_of(format: &VolumeFormat) -> BTreeMap<u8, String> {
+    let others = format.tiers.iter().filter(|(id, _)| **id != 0);
+    others.map(|(id, tier)| (*id, tier.storage_class.clone())).collect()
+}
+
 /// Opens the object store of a volume with all its layers.
 pub fn open_objects(format: &VolumeFormat, settings: &ClientSettings, pool: &Arc<Pool>) -> Outcome<Stack> {
     let config = |error| Fault::config("open object store").source(error);
@@ -109,8 +116,13 @@ pub fn open_objects(format: &VolumeFormat, settings: &ClientSettings, pool: &Arc
     } else {
         None
     };
-    if format.tiers.get(&0).is_some_and(|tier| !tier.tag.is_empty()) {
-        tracing::warn!("the objects that this client writes do not get the volume's tag: that is not in this build");
+    if format.tiers.values().any(|tier| !tier.tag.is_empty()) {
+        tracing::warn!(
+            "the objects that this client writes do not get the tags of the volume: that is not in this build"
+        );
+    }
+    if classes_of(format).values().any(|class| !class.is_empty()) && !service::has_classes(&place.storage) {
+        tracing::warn!(kind = place.storage, "storage classes of tiers are not set on stores of this kind");
     }
     // What this client was told counts, else what the volume says; below zero means no limit as well.
     let mbps = |own: Option<Bandwidth>, volume: i64| u64::try_from(own.map_or(volume, |own| own.0)).unwrap_or(0);
@@ -275,6 +287,7 @@ impl Client {
                 block_size: format.block_bytes() as u32,
                 compression,
                 hash_prefix: format.hash_prefix,
+                classes: classes_of(&format),
                 prefetch: settings.prefetch as usize,
                 copy_to_disk: !is_beside_the_store(&cache_options, &objects.store.capabilities(), compression),
                 cache_partial_only: settings.cache_partial_only,

@@ -92,13 +92,18 @@ pub enum Compacted {
     },
 }
 
+/// The tier that rewritten data of a file goes to. Where all tiers are alike nobody need ask.
+pub async fn tier_of(meta: &Meta, data: &ChunkStore, ino: Ino) -> Outcome<u8> {
+    if data.options().classes.is_empty() { Ok(0) } else { Ok(meta.getattr(ino).await?.tier) }
+}
+
 /// Rewrites what is worth it of a chunk as one slice; for a client of its own or a tool without one.
 pub async fn compact_once(meta: &Meta, data: &ChunkStore, ino: Ino, index: ChunkIndex) -> Outcome<Compacted> {
     let session = meta.session();
     let records = meta.read_chunk(ino, index).await?;
     let Some(plan) = plan_compaction(&records) else { return Ok(Compacted::Nothing) };
     let id = meta.next_slice().await?;
-    let size = data.merge(&plan.pieces, id).await?;
+    let size = data.merge(&plan.pieces, id, tier_of(meta, data, ino).await?).await?;
     let new = Slice { pos: plan.pos, id, size, off: 0, len: size };
     // Whether the new slice is in use is not known after a fault, so its objects stay for `gc` to judge.
     match meta.replace_slices(session, ino, index, &records[..plan.read], plan.skipped, new).await {

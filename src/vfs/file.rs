@@ -66,6 +66,8 @@ pub struct File {
 pub struct FileState {
     /// Bytes, own uncommitted writes included.
     pub length: u64,
+    /// As of the last look; what is written from then on is stored as this tier says.
+    pub tier: u8,
     /// The file when `chunks` was last known to be right.
     pub seen: Option<Stamp>,
     pub version: u64,
@@ -96,6 +98,7 @@ impl File {
             ino,
             state: Mutex::new(FileState {
                 length: 0,
+                tier: 0,
                 seen: None,
                 version: 0,
                 forgotten: 0,
@@ -127,6 +130,7 @@ impl File {
     pub fn observe(&self, attr: &mut Attr, version: u64) -> bool {
         let mut state = self.state.lock();
         let stamp = Stamp::of(attr);
+        state.tier = attr.tier;
         let agrees = state.seen == Some(stamp);
         let in_order = agrees || state.version == version;
         if !in_order {

@@ -256,11 +256,6 @@ impl Vfs {
     async fn check_open(&self, caller: &Caller, file: &File, flags: i32) -> Outcome<(Stamp, Attr)> {
         let version = file.version();
         let mut attr = self.meta.check_open(caller, file.ino, flags).await?;
-        // It has no name, and no handle but this one keeps it: it is being let go. (Links in the trash are not shown.)
-        let may_be_in_trash = attr.parent == Ino::MANY || attr.parent.is_trash();
-        if attr.nlink == 0 && !may_be_in_trash && !self.meta.is_open_twice(file.ino) {
-            return Err(Errno::ENOENT.into());
-        }
         self.ahead.asked(file.ino);
         if flags & libc::O_ACCMODE != libc::O_WRONLY {
             self.accessed(file.ino, &mut attr).await;

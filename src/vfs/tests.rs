@@ -1,10 +1,10 @@
 //! A volume in memory, without a kernel before it.
 
 use super::{Handle, Vfs, VfsSettings};
-use crate::base::{CHUNK_BYTES, Errno, Ino, Name, Outcome};
+use crate::base::{CHUNK_BYTES, ChunkIndex, Errno, Ino, Name, Outcome};
 use crate::buf::{Budget, Pool};
 use crate::cache::BlockCache;
-use crate::chunk::{ChunkOptions, ChunkStore};
+use crate::chunk::{ChunkOptions, ChunkStore, layout};
 use crate::config::client::AtimeMode;
 use crate::meta::engine::Engine;
 use crate::meta::engine::mem::MemEngine;
@@ -17,6 +17,7 @@ use crate::object::mem::MemStore;
 use crate::util::clock::{ManualClock, SharedClock, SystemClock};
 use bytes::Bytes;
 use rand::{Rng, RngCore, SeedableRng};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -26,6 +27,9 @@ pub(crate) const BLOCK_BYTES: u32 = 1 << 20;
 pub(crate) async fn volume() -> Arc<Vfs> {
     volume_on(Arc::new(MemEngine::default())).await
 }
+
+/// The tier that has a storage class of its own.
+const COLD_TIER: u8 = 2;
 
 async fn volume_on(engine: Arc<dyn Engine>) -> Arc<Vfs> {
     client_on(engine, Arc::new(MemStore::new()), Arc::new(SystemClock)).await
@@ -48,7 +52,8 @@ pub(super) async fn client_believing(
     meta.format(b"{}").await.unwrap();
     let pool = Pool::new(Budget::new(256 << 20));
     let cache = BlockCache::in_memory(64 << 20);
-    let options = ChunkOptions { block_size: BLOCK_BYTES, ..ChunkOptions::default() };
+    let classes = BTreeMap::from([(COLD_TIER, "COLD".to_owned())]);
+    let options = ChunkOptions { block_size: BLOCK_BYTES, classes, ..ChunkOptions::default() };
     let data = ChunkStore::new(objects, cache, pool, options);
     let settings = VfsSettings {
         root: Ino::ROOT,
@@ -325,6 +330,34 @@ async fn a_file_that_is_removed_while_it_is_opened_is_there_for_its_handle() {
     there.getattr(ino).await.unwrap();
     there.release(ino, opened).await.unwrap();
     there.getattr(ino).await.unwrap_err();
+}
+
+/// A file has the tier of its directory, and one that is changed counts for what is written from then on.
+#[tokio::test]
+async fn what_is_written_is_stored_as_the_tier_of_its_file_says() {
+    let objects = Arc::new(MemStore::new());
+    let vfs = client_on(Arc::new(MemEngine::default()), objects.clone(), Arc::new(SystemClock)).await;
+    let root = Caller::root();
+    let of_tier = |tier| SetAttr { tier: Some(tier), ..SetAttr::default() };
+    vfs.meta().setattr(&root, Ino::ROOT, &of_tier(COLD_TIER)).await.unwrap();
+    let (ino, handle) = make(&vfs).await;
+    let class_of_last = async || {
+        let slices = vfs.meta().read_chunk(ino, ChunkIndex(0)).await.unwrap();
+        let last = slices.last().unwrap();
+        objects.class_of(&layout::block_key(last.id, last.size, BLOCK_BYTES, 0).name(false))
+    };
+    vfs.write(ino, handle, 0, vec![1; 10].into()).await.unwrap();
+    vfs.fsync(ino, handle, false).await.unwrap();
+    assert_eq!(class_of_last().await.as_deref(), Some("COLD"));
+    vfs.setattr(&root, ino, None, None, &of_tier(0)).await.unwrap();
+    vfs.write(ino, handle, 20, vec![1; 10].into()).await.unwrap();
+    vfs.fsync(ino, handle, false).await.unwrap();
+    assert_eq!(class_of_last().await, None);
+    vfs.setattr(&root, ino, None, None, &of_tier(COLD_TIER)).await.unwrap();
+    vfs.write(ino, handle, 30, vec![1; 10].into()).await.unwrap();
+    vfs.fsync(ino, handle, false).await.unwrap();
+    vfs.compact_chunk(ino, ChunkIndex(0)).await.unwrap();
+    assert_eq!(class_of_last().await.as_deref(), Some("COLD"), "what is merged, too");
 }
 
 /// A client that was away for too long commits nothing of what it had taken before, and tells so; files without

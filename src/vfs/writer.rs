@@ -141,7 +141,7 @@ impl Vfs {
                 let Some(id) = new_id() else { return false };
                 let number = state.next_pending;
                 state.next_pending += 1;
-                let writer = Some(self.data.writer(Some(id)));
+                let writer = Some(self.data.writer(Some(id), state.tier));
                 let begun = Pending { number, index, pos, len: 0, frozen: false, born: now, touched: now, writer };
                 state.pending.push_back(begun);
                 state.pending.len() - 1

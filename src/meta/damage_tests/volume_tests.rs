@@ -165,6 +165,7 @@ pub async fn read_everything(meta: &Meta, volume: &Volume, told: &str) {
         Scan::Quotas,
         Scan::AclRules,
         Scan::LocksOf(sid),
+        Scan::AllLocks,
         Scan::AllXattrs,
         Scan::AllLinkParents,
     ] {

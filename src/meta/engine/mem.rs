@@ -240,6 +240,11 @@ impl Store {
             Scan::DirStats => rows(&self.dir_stats, |i, s| (Key::DirStat(*i), Record::DirStat(*s))),
             Scan::Quotas => rows(&self.quotas, |o, q| (Key::Quota(*o), Record::Quota(*q))),
             Scan::AclRules => rows(&self.acl_rules, |i, r| (Key::AclRule(*i), r.clone())),
+            Scan::AllLocks => {
+                let mut found = inodes(&mut self.flocks.keys().copied(), Key::Flocks);
+                found.extend(inodes(&mut self.plocks.keys().copied(), Key::Plocks));
+                found
+            }
             Scan::LocksOf(sid) => {
                 let flocked = self.flocks.iter().filter(|(_, l)| l.iter().any(|h| h.session == *sid)).map(|(i, _)| *i);
                 let plocked = self.plocks.iter().filter(|(_, l)| l.iter().any(|h| h.session == *sid)).map(|(i, _)| *i);

@@ -169,6 +169,8 @@ pub enum Scan {
     AclRules,
     /// Rows of `Key::Flocks` and `Key::Plocks` of the inodes on which the session holds something, whole records.
     LocksOf(SessionId),
+    /// All rows of `Key::Flocks` and `Key::Plocks`, whoever holds what they tell of.
+    AllLocks,
     /// One `Key::Xattrs` record per inode that has any.
     AllXattrs,
     /// One `Key::LinkParents` record per inode that has any; none where they are derived.
@@ -194,15 +196,29 @@ impl Page {
         answers: impl IntoIterator<Item = EngineResult<(Key, Record)>>,
         next: Option<Cursor>,
     ) -> EngineResult<Page> {
+        let rows = answers.into_iter().map(decoded).collect::<EngineResult<Vec<_>>>()?;
+        Ok(Page::of(rows, next))
+    }
+
+    /// Of rows, what decodes and why the others do not.
+    fn of(rows: impl IntoIterator<Item = Result<(Key, Record), Fault>>, next: Option<Cursor>) -> Page {
         let mut page = Page { next, ..Page::default() };
-        for answer in answers {
-            match answer {
+        for row in rows {
+            match row {
                 Ok(row) => page.rows.push(row),
-                Err(EngineError::Fault(fault)) if fault.kind() == FaultKind::Corrupt => page.unreadable.push(fault),
-                Err(error) => return Err(error),
+                Err(fault) => page.unreadable.push(fault),
             }
         }
-        Ok(page)
+        page
+    }
+}
+
+/// Tells what does not decode from a question that failed.
+fn decoded<T>(answer: EngineResult<T>) -> EngineResult<Result<T, Fault>> {
+    match answer {
+        Ok(value) => Ok(Ok(value)),
+        Err(EngineError::Fault(fault)) if fault.kind() == FaultKind::Corrupt => Ok(Err(fault)),
+        Err(error) => Err(error),
     }
 }
 
@@ -241,6 +257,20 @@ pub trait Engine: Send + Sync + 'static {
     /// One consistent snapshot outside any transaction.
     async fn read(&self, keys: &[Key]) -> EngineResult<Vec<Option<Record>>>;
 
+    /// The same for who can do with a part: each record, or why it does not decode. When one does not, they are read one
+    /// by one, which is no snapshot.
+    async fn read_readable(&self, keys: &[Key]) -> EngineResult<Vec<Result<Option<Record>, Fault>>> {
+        if let Ok(records) = decoded(self.read(keys).await)? {
+            return Ok(records.into_iter().map(Ok).collect());
+        }
+        let mut answers = Vec::with_capacity(keys.len());
+        for key in keys {
+            let answer = decoded(self.read(std::slice::from_ref(key)).await)?;
+            answers.push(answer.map(|mut records| records.pop().flatten()));
+        }
+        Ok(answers)
+    }
+
     /// An entry with its directory and its node, as one snapshot in one trip. `None`: this engine has no faster way
     /// than two reads.
     async fn lookup(&self, _parent: Ino, _name: &Name) -> EngineResult<Option<Looked>> {
@@ -263,7 +293,7 @@ pub trait Engine: Send + Sync + 'static {
         }
     }
 
-    /// Like `Scan::Dentries`, each entry with its node's attributes. At most two trips.
+    /// Like `Scan::Dentries`, each entry with its node's attributes, and the same cursors. At most two trips.
     async fn scan_plus(&self, dir: Ino, after: Option<&Cursor>, limit: usize) -> EngineResult<PlusPage>;
 
     /// Reserves `count` ids and answers the first; the rest follow it. Inodes start at 2, slices at 1, sessions

@@ -607,7 +607,14 @@ pub async fn locks_have_holders(o: Opened) {
     let both = Record::Plocks(vec![holder(1, &ranges), holder(3, &ranges[1..])]);
     assert_eq!(o.get(&Key::Plocks(ino)).await, Some(both.clone()));
     assert!(o.holds(Guard::Same(Key::Plocks(ino), both.clone())).await);
-    assert_eq!(o.scan(&Scan::LocksOf(SessionId(3)), 10).await, HashMap::from([(Key::Plocks(ino), both)]));
+    assert_eq!(o.scan(&Scan::LocksOf(SessionId(3)), 10).await, HashMap::from([(Key::Plocks(ino), both.clone())]));
+    o.apply(flock(7, 1, Some(true), false)).await;
+    let flocks = Record::Flocks(vec![FlockHolder { session: SessionId(7), owner: 1, exclusive: true }]);
+    for limit in [1, 10] {
+        let all = HashMap::from([(Key::Flocks(ino), flocks.clone()), (Key::Plocks(ino), both.clone())]);
+        assert_eq!(o.scan(&Scan::AllLocks, limit).await, all);
+    }
+    o.apply(flock(7, 1, None, true)).await;
     o.apply(plock(1, &[], true)).await;
     o.apply(plock(3, &[], true)).await;
     assert_eq!(o.get(&Key::Plocks(ino)).await, None);

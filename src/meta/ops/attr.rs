@@ -209,6 +209,7 @@ impl Operation for TouchAtime {
 }
 
 struct CheckOpen<'a> {
+    meta: &'a Meta,
     caller: &'a Caller,
     ino: Ino,
     flags: i32,
@@ -219,8 +220,12 @@ impl CheckOpen<'_> {
         self.flags & libc::O_ACCMODE != libc::O_RDONLY || self.flags & libc::O_TRUNC != 0
     }
 
-    /// What the node itself forbids, whoever asks.
+    /// What the node itself, as it is stored, forbids, whoever asks.
     fn judge(&self, attr: &Attr) -> Outcome<()> {
+        // It has no name, not even in the trash, and no handle but the one it is looked at for keeps it.
+        if attr.nlink == 0 && !self.meta.is_open_twice(self.ino) {
+            return Err(Errno::ENOENT.into());
+        }
         let writes = self.writes();
         if writes && (attr.flags & flag::IMMUTABLE != 0 || attr.parent.is_hourly()) {
             return Err(Errno::EPERM.into());
@@ -265,9 +270,10 @@ impl Meta {
         self.run(&TouchAtime { ino, now }).await
     }
 
-    /// Whether a file may be opened with these open(2) flags, and its attributes.
+    /// Whether a file may be opened with these open(2) flags, and its attributes. The handle is counted before
+    /// (`open_file`). ENOENT also when the file is being let go: it has no name, and no other handle.
     pub async fn check_open(&self, caller: &Caller, ino: Ino, flags: i32) -> Outcome<Attr> {
-        let op = CheckOpen { caller, ino, flags };
+        let op = CheckOpen { meta: self, caller, ino, flags };
         if op.writes() {
             self.writable()?;
         }
@@ -275,9 +281,9 @@ impl Meta {
             return self.run(&op).await;
         }
         // Nobody's permissions matter: a plain read is enough, which on some engines is cheaper than a transaction.
-        let attr = self.getattr(ino).await?;
+        let attr = self.stored_attr(ino).await?;
         op.judge(&attr)?;
-        Ok(attr)
+        self.shown(ino, attr).await
     }
 }
 

@@ -108,10 +108,16 @@ impl Meta {
     /// The attributes of a node; ENOENT when it is gone. The trash is there even before a volume has used it: it is
     /// stored with the first setting that keeps anything in it, which may come while a client is at work.
     pub async fn getattr(&self, ino: Ino) -> Outcome<Attr> {
+        let attr = self.stored_attr(ino).await?;
+        self.shown(ino, attr).await
+    }
+
+    /// As `getattr`, links in the trash included.
+    pub(super) async fn stored_attr(&self, ino: Ino) -> Outcome<Attr> {
         let record = self.read(&[Key::Attr(ino)]).await?.pop().flatten();
         self.known().note(&Key::Attr(ino), record.as_ref());
         match record {
-            Some(Record::Attr(attr)) => self.shown(ino, attr).await,
+            Some(Record::Attr(attr)) => Ok(attr),
             None if ino == Ino::TRASH => Ok(first_directory(0o555, self.now())),
             _ => Err(Errno::ENOENT.into()),
         }

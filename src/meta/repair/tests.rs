@@ -2,12 +2,13 @@
 //! and ends with the checker content.
 
 use super::*;
+use crate::base::acl::AclRule;
 use crate::base::{SessionId, SliceId};
-use crate::meta::check::check;
+use crate::meta::check::{LockSort, check};
 use crate::meta::reclaim::tests::{Put, slice};
-use crate::meta::record::{Counter, Dentry, DirStat, Session};
+use crate::meta::record::{Counter, Dentry, DirStat, PlockRange, Session};
 use crate::meta::testing::{Store, file};
-use crate::util::clock::{Clock, ManualClock};
+use crate::util::clock::{Clock, ManualClock, SystemClock};
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
@@ -248,6 +249,131 @@ async fn what_is_left_of_nodes_that_are_gone_goes() {
     let length = 2 * CHUNK_BYTES + 100;
     let record = v.meta.engine().read(&[Key::DeletedFile(gone, length)]).await.unwrap();
     assert!(record[0].is_some(), "lost data takes the way of deleted data");
+}
+
+async fn next(v: &Volume, counter: Counter) -> u64 {
+    v.meta.engine().allocate(counter, 1).await.unwrap()
+}
+
+#[tokio::test]
+async fn counters_are_raised_above_what_is_in_use() {
+    let v = Volume::new().await;
+    // What was given to other clients before, and they have not used yet.
+    let held = [Counter::NextInode, Counter::NextSlice];
+    let mut given = Vec::new();
+    for counter in held {
+        given.push(v.meta.engine().allocate(counter, 10_000).await.unwrap() + 9_999);
+    }
+    let rule = AclRule { owner: 7, group: 7, mask: 7, other: 0, users: vec![(5, 7)], groups: Vec::new() };
+    let session = Session { expire: 1 << 40, info: Bytes::from_static(b"{}") };
+    let mut changes: Vec<Change> = [
+        (Key::AclRule(12), Record::AclRule(rule)),
+        (Key::Session(SessionId(9)), Record::Session(session)),
+        (Key::DeletedFile(Ino(5000), 1), Record::Number(1)),
+        (Key::DelayedSlices(SliceId(6000), 1), Record::Slices(Vec::new())),
+        (Key::SliceRef(SliceId(7000), 100), Record::Number(0)),
+        // Nobody's number.
+        (Key::SliceRef(SliceId(1 << 62), 100), Record::Number(0)),
+    ]
+    .map(|(key, record)| Change::Put(key, record))
+    .into();
+    let numbering = [Counter::NextInode, Counter::NextSlice, Counter::NextSession, Counter::AclMaxId];
+    changes.extend(numbering.map(|counter| Change::Put(Key::Counter(counter), Record::Number(0))));
+    v.damage(changes).await;
+    let low = |counter, used| Finding::LowCounter { counter, used };
+    let expected = [
+        low(Counter::NextInode, 5000),
+        low(Counter::NextSlice, 7000),
+        low(Counter::NextSession, 9),
+        low(Counter::AclMaxId, 12),
+    ];
+    assert_eq!(v.findings().await, expected);
+    v.mended(|finding| matches!(finding, Finding::LowCounter { .. })).await;
+    for (counter, given) in held.into_iter().zip(given) {
+        assert!(next(&v, counter).await > given, "{counter:?}");
+    }
+    assert_eq!(next(&v, Counter::NextSession).await, 10);
+    assert_eq!(next(&v, Counter::AclMaxId).await, 13);
+
+    // Below all numbers.
+    v.damage(vec![Change::Put(Key::Counter(Counter::NextTrash), Record::Number(-3))]).await;
+    v.mended(|finding| *finding == low(Counter::NextTrash, 0)).await;
+    assert_eq!(next(&v, Counter::NextTrash).await, 1);
+}
+
+/// What a repair makes needs a number of its own.
+#[tokio::test]
+async fn numbers_are_set_right_before_they_are_used() {
+    let v = Volume::new().await;
+    let counter = Change::Put(Key::Counter(Counter::NextInode), Record::Number(0));
+    v.damage(vec![counter, Change::Delete(Key::Dentry(v.d, name("f")))]).await;
+    let fresh = v.meta.engine();
+    let meta = crate::meta::testing::volume_on(fresh.clone(), Arc::new(SystemClock)).await;
+    for _ in 0..20 {
+        let findings = v.findings().await;
+        meta.mend(&findings, 0o755).await.unwrap();
+    }
+    assert!(v.findings().await.is_empty());
+    assert_eq!(v.lookup(&format!("lost+found/#{}", v.f)).await, v.f);
+    assert!(v.lookup("lost+found").await.0 > v.l.0, "no number twice");
+}
+
+#[tokio::test]
+async fn locks_of_sessions_that_are_not_there_are_given_back() {
+    let v = Volume::new().await;
+    let flock = |session, owner| Change::SetFlock {
+        ino: v.f,
+        session: SessionId(session),
+        owner,
+        exclusive: Some(false),
+        last: false,
+    };
+    let range = PlockRange { exclusive: true, pid: 1, start: 0, end: 9 };
+    let plock = |session| Change::SetPlock {
+        ino: v.g,
+        session: SessionId(session),
+        owner: 1,
+        ranges: vec![range],
+        last: false,
+    };
+    let live = next(&v, Counter::NextSession).await;
+    let session = Session { expire: 1 << 40, info: Bytes::from_static(b"{}") };
+    let session = Change::Put(Key::Session(SessionId(live)), Record::Session(session));
+    // Zero is who has none.
+    v.damage(vec![session, flock(live, 1), flock(0, 1), plock(live), plock(0)]).await;
+    assert_eq!(v.findings().await, []);
+    let sound = [Key::Flocks(v.f), Key::Plocks(v.g)];
+    let before = v.meta.engine().read(&sound).await.unwrap();
+
+    v.damage(vec![flock(77, 1), flock(77, 2), plock(77)]).await;
+    let nobodys = |ino, sort| Finding::LockOfNobody { session: SessionId(77), ino, sort };
+    assert_eq!(v.findings().await, [nobodys(v.f, LockSort::Flock), nobodys(v.g, LockSort::Posix)]);
+    v.mended(|finding| matches!(finding, Finding::LockOfNobody { .. })).await;
+    assert_eq!(v.meta.engine().read(&sound).await.unwrap(), before, "those of others stay");
+    for finding in [
+        nobodys(v.f, LockSort::Flock),
+        Finding::LockOfNobody { session: SessionId(live), ino: v.f, sort: LockSort::Flock },
+    ] {
+        assert!(!v.meta.holds(&finding).await.unwrap(), "{finding}");
+    }
+}
+
+#[tokio::test]
+async fn an_acl_without_its_rule_is_told_once() {
+    let v = Volume::new().await;
+    let changes = vec![
+        v.change_attr(v.g, |attr| attr.access_acl = 4).await,
+        v.change_attr(v.s, |attr| attr.default_acl = 4).await,
+    ];
+    v.damage(changes).await;
+    let missing = Finding::MissingAclRule { id: 4, ino: v.s.min(v.g) };
+    assert_eq!(v.findings().await, std::slice::from_ref(&missing));
+    let mended = v.meta.mend(std::slice::from_ref(&missing), 0o755).await.unwrap();
+    assert!(matches!(mended[..], [(_, Mended::Left(_))]), "{mended:?}");
+    let rule = AclRule { owner: 7, group: 7, mask: 7, other: 0, users: vec![(5, 7)], groups: Vec::new() };
+    v.damage(vec![Change::Put(Key::AclRule(4), Record::AclRule(rule)), Change::AddCounter(Counter::AclMaxId, 4)]).await;
+    assert_eq!(v.findings().await, []);
+    assert!(!v.meta.holds(&missing).await.unwrap());
 }
 
 /// A finding of a moment ago must not undo what came meanwhile.

@@ -59,8 +59,8 @@ impl ObjectStore for Deadline {
         within("get object", key, self.get, self.inner.get(key, range)).await
     }
 
-    async fn put(&self, key: &str, body: Payload) -> Result<(), Fault> {
-        within("put object", key, self.put, self.inner.put(key, body)).await
+    async fn put_as(&self, key: &str, body: Payload, class: Option<&str>) -> Result<(), Fault> {
+        within("put object", key, self.put, self.inner.put_as(key, body, class)).await
     }
 
     async fn delete(&self, key: &str) -> Result<(), Fault> {

@@ -84,9 +84,9 @@ impl ObjectStore for Encrypted {
         Ok(body.slice(within(range.start).min(within(range.end))..within(range.end)))
     }
 
-    async fn put(&self, key: &str, body: Payload) -> Result<(), Fault> {
+    async fn put_as(&self, key: &str, body: Payload, class: Option<&str>) -> Result<(), Fault> {
         let sealed = self.compute("seal object", key, body, Envelope::seal).await?;
-        self.inner.put(key, sealed).await
+        self.inner.put_as(key, sealed, class).await
     }
 
     async fn delete(&self, key: &str) -> Result<(), Fault> {

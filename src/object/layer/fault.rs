@@ -93,8 +93,8 @@ impl ObjectStore for FaultStore {
         self.run(self.inner.get(key, range)).await
     }
 
-    async fn put(&self, key: &str, body: Payload) -> Result<(), Fault> {
-        self.run(self.inner.put(key, body)).await
+    async fn put_as(&self, key: &str, body: Payload, class: Option<&str>) -> Result<(), Fault> {
+        self.run(self.inner.put_as(key, body, class)).await
     }
 
     async fn delete(&self, key: &str) -> Result<(), Fault> {

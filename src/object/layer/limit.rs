@@ -142,11 +142,11 @@ impl ObjectStore for Limited {
         Ok(body)
     }
 
-    async fn put(&self, key: &str, body: Payload) -> Result<(), Fault> {
+    async fn put_as(&self, key: &str, body: Payload, class: Option<&str>) -> Result<(), Fault> {
         let _slot = slot(&self.limits.puts, "wait to put an object").await?;
         self.limits.upload.ready().await;
         self.limits.upload.charge(body.len());
-        self.inner.put(key, body).await
+        self.inner.put_as(key, body, class).await
     }
 
     async fn delete(&self, key: &str) -> Result<(), Fault> {

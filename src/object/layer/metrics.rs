@@ -102,9 +102,9 @@ impl ObjectStore for Metered {
         result
     }
 
-    async fn put(&self, key: &str, body: Payload) -> Result<(), Fault> {
+    async fn put_as(&self, key: &str, body: Payload, class: Option<&str>) -> Result<(), Fault> {
         let (begun, bytes) = (Instant::now(), body.len());
-        let result = self.inner.put(key, body).await;
+        let result = self.inner.put_as(key, body, class).await;
         self.metrics.put.record(begun, if result.is_ok() { bytes } else { 0 }, failed(&result));
         result
     }

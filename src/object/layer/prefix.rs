@@ -40,8 +40,8 @@ impl ObjectStore for Prefix {
         self.inner.get(&self.key(key), range).await
     }
 
-    async fn put(&self, key: &str, body: Payload) -> Result<(), Fault> {
-        self.inner.put(&self.key(key), body).await
+    async fn put_as(&self, key: &str, body: Payload, class: Option<&str>) -> Result<(), Fault> {
+        self.inner.put_as(&self.key(key), body, class).await
     }
 
     async fn delete(&self, key: &str) -> Result<(), Fault> {

@@ -100,8 +100,8 @@ impl ObjectStore for Retry {
         patiently!(self, "get", key, self.inner.get(key, range.clone()))
     }
 
-    async fn put(&self, key: &str, body: Payload) -> Result<(), Fault> {
-        patiently!(self, "put", key, self.inner.put(key, body.clone()))
+    async fn put_as(&self, key: &str, body: Payload, class: Option<&str>) -> Result<(), Fault> {
+        patiently!(self, "put", key, self.inner.put_as(key, body.clone(), class))
     }
 
     async fn delete(&self, key: &str) -> Result<(), Fault> {

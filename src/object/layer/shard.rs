@@ -43,8 +43,8 @@ impl ObjectStore for Shard {
         self.of(key).get(key, range).await
     }
 
-    async fn put(&self, key: &str, body: Payload) -> Result<(), Fault> {
-        self.of(key).put(key, body).await
+    async fn put_as(&self, key: &str, body: Payload, class: Option<&str>) -> Result<(), Fault> {
+        self.of(key).put_as(key, body, class).await
     }
 
     async fn delete(&self, key: &str) -> Result<(), Fault> {

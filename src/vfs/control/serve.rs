@@ -304,6 +304,8 @@ impl Info<'_> {
         Ok(format.tiers.get(&id).cloned().unwrap_or(undefined))
     }
 
+    /// Nothing is taken from the statistics of directories, which are best effort: the peer does so unless it is asked
+    /// to be strict, and answers then what is answered here.
     async fn count(&self, told: &mut Told, ino: Ino, attr: Attr, recursive: bool) -> Outcome<()> {
         let mut waiting = vec![(ino, attr, 0)];
         while let Some((at, attr, depth)) = waiting.pop() {

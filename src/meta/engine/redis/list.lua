@@ -8,15 +8,11 @@ end
 local entries = redis.call('HGETALL', KEYS[1])
 local nodes = {}
 for at = 2, #entries, 2 do
-  if #entries[at] ~= 9 then
+  local node = node_of(entries[at])
+  if not node then
     return false
   end
-  local high, low = struct.unpack('>I4I4', entries[at], 2)
-  -- Numbers in Lua are doubles.
-  if high >= 2097152 then
-    return false
-  end
-  nodes[#nodes + 1] = string.format('i%.0f', high * 4294967296 + low)
+  nodes[#nodes + 1] = node
 end
 if #nodes == 0 then
   return { {}, {} }

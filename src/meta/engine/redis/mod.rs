@@ -32,7 +32,7 @@ mod url;
 use super::{
     Batch, Change, Committed, Cursor, Engine, EngineError, EngineResult, EngineTxn, Looked, Page, PlusPage, Scan,
 };
-use crate::base::{Fault, Ino, Name};
+use crate::base::{Fault, FaultKind, Ino, Name};
 use crate::meta::record::{Counter, Key, Record};
 use async_trait::async_trait;
 use batch::Encoded;
@@ -46,11 +46,11 @@ static COMMIT: &str = include_str!("commit.lua");
 static COMMIT_SHA: LazyLock<String> = LazyLock::new(|| Script::new(COMMIT).get_hash().to_owned());
 
 /// One trip instead of two: looking up is what a mount asks most.
-static LOOKUP: &str = include_str!("lookup.lua");
+static LOOKUP: &str = concat!(include_str!("node_of.lua"), include_str!("lookup.lua"));
 static LOOKUP_SHA: LazyLock<String> = LazyLock::new(|| Script::new(LOOKUP).get_hash().to_owned());
 
 /// One trip instead of two: most directories are small.
-static LIST: &str = include_str!("list.lua");
+static LIST: &str = concat!(include_str!("node_of.lua"), include_str!("list.lua"));
 static LIST_SHA: LazyLock<String> = LazyLock::new(|| Script::new(LIST).get_hash().to_owned());
 
 /// A removal first, of nothing: see step `o` of the commit.
@@ -167,7 +167,7 @@ async fn ask_by(connection: &Connection, keys: &[Key]) -> EngineResult<Replies> 
         return Ok(Replies::new(Vec::new()));
     }
     let values = match mget(keys) {
-        Some(cmd) => match connection.query(&cmd).await? {
+        Some(cmd) => match connection.query(&cmd).await.map_err(|error| naming(error, keys))? {
             Value::Array(values) if values.len() == keys.len() => values,
             value if keys.len() == 1 => vec![value],
             _ => return Err(connection.odd_reply("read")),
@@ -185,6 +185,16 @@ async fn ask_by(connection: &Connection, keys: &[Key]) -> EngineResult<Replies> 
         }
     };
     Ok(Replies::new(values))
+}
+
+/// What is wrong with one record says which that is.
+fn naming(error: EngineError, keys: &[Key]) -> EngineError {
+    match (error, keys) {
+        (EngineError::Fault(fault), [key]) if fault.kind() == FaultKind::Corrupt => {
+            fault.with("key", format_args!("{key:?}")).into()
+        }
+        (error, _) => error,
+    }
 }
 
 /// Records that are plain strings take one command together, which is a snapshot without a transaction around it.

@@ -64,6 +64,7 @@ pub(super) async fn page(
         Scan::DirStats => dir_stats(connection, after, limit).await,
         Scan::Quotas => quotas(connection, after, limit).await,
         Scan::LocksOf(session) => locks_of(connection, *session).await,
+        Scan::AllLocks => by_key(connection, "lock[fp][0-9]*", after, limit, is_lock).await,
     }
 }
 
@@ -331,13 +332,24 @@ async fn by_key(
     Page::gather(rows_of(connection, keys).await?, going_on(step.next))
 }
 
-/// What is stored under keys that were there a moment ago.
+/// What is stored under keys that were there a moment ago. Among several strings one of another type looks as if it were
+/// not there, so what is missing is asked for once more by itself.
 async fn rows_of(connection: &Connection, keys: Vec<Key>) -> EngineResult<Vec<Row>> {
     let mut rows = Vec::with_capacity(keys.len());
     for part in keys.chunks(MGET_MAX) {
         let mut replies = super::ask_by(connection, part).await?;
-        let row = |key: &Key| Some(codec::answer(key, &mut replies).transpose()?.map(|record| (key.clone(), record)));
-        rows.extend(part.iter().filter_map(row));
+        let mut missing = Vec::new();
+        for key in part {
+            match codec::answer(key, &mut replies).transpose() {
+                Some(row) => rows.push(row.map(|record| (key.clone(), record))),
+                None if string_name(key).is_some() => missing.push(key.clone()),
+                None => {}
+            }
+        }
+        for key in missing {
+            let record = super::load_by(connection, std::slice::from_ref(&key)).await.map(|mut records| records.pop());
+            rows.extend(record.map(Option::flatten).transpose().map(|row| row.map(|record| (key, record))));
+        }
     }
     Ok(rows)
 }
@@ -501,12 +513,15 @@ async fn hmget(connection: &Connection, hashes: &[&str], fields: &[u64]) -> Engi
     Ok(out)
 }
 
+fn is_lock(key: &Key) -> bool {
+    matches!(key, Key::Flocks(_) | Key::Plocks(_))
+}
+
 /// The lock records in which `locked{sid}` says the session holds something, in one page: a session holds few.
 async fn locks_of(connection: &Connection, session: SessionId) -> EngineResult<Page> {
     let members = connection.query(&command("SMEMBERS", &[locked_key(session).as_bytes()])).await?;
     let names = strings(members).ok_or_else(|| connection.odd_reply("scan"))?;
-    let lock = |key: &Key| matches!(key, Key::Flocks(_) | Key::Plocks(_));
-    let keys: Vec<Key> = names.iter().filter_map(|name| parse_key(name)).filter(lock).collect();
+    let keys: Vec<Key> = names.iter().filter_map(|name| parse_key(name)).filter(is_lock).collect();
     let mut rows = rows_of(connection, keys).await?;
     // The set may name a key where the session holds nothing any more.
     rows.retain(|row| match row {

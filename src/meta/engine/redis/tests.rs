@@ -374,6 +374,19 @@ async fn a_key_of_another_type_stops_the_whole_batch() {
     assert_eq!(kind_of(engine.scan(&Scan::Dentries(ino), None, 10).await), FaultKind::Corrupt);
 }
 
+/// MGET takes a key of another type for none.
+#[tokio::test]
+async fn a_node_of_another_type_is_told_by_scans_and_not_taken_for_missing() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (engine, raw) = (server.engine().await, server.raw());
+    commit(&engine, vec![], vec![put(Key::Attr(Ino(4)), Record::Attr(directory()))]).await.unwrap();
+    raw.run(&["RPUSH", "i5", "x"]).await;
+    let page = engine.scan_readable(&Scan::Attrs, None, 10).await.unwrap();
+    assert_eq!(page.rows.len(), 1);
+    let told: Vec<String> = page.unreadable.iter().map(|fault| fault.to_string()).collect();
+    assert!(told.len() == 1 && told[0].contains("Attr(Ino(5))"), "{told:?}");
+}
+
 #[tokio::test]
 async fn erase_leaves_the_keys_of_others() {
     let Some(server) = Server::start(&[]).await else { return };

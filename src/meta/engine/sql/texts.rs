@@ -165,10 +165,12 @@ texts! {
         delete_flock: "DELETE FROM @flock WHERE inode = ? AND sid = ? AND owner = ?";
         delete_flocks: "DELETE FROM @flock WHERE inode = ?";
         flocked_by: "SELECT DISTINCT inode FROM @flock WHERE sid = ? AND inode > ? ORDER BY inode LIMIT ?";
+        flocked: "SELECT DISTINCT inode FROM @flock WHERE inode > ? ORDER BY inode LIMIT ?";
         plocks: "SELECT sid, owner, records FROM @plock WHERE inode = ? ORDER BY sid";
         delete_plock: "DELETE FROM @plock WHERE inode = ? AND sid = ? AND owner = ?";
         delete_plocks: "DELETE FROM @plock WHERE inode = ?";
         plocked_by: "SELECT DISTINCT inode FROM @plock WHERE sid = ? AND inode > ? ORDER BY inode LIMIT ?";
+        plocked: "SELECT DISTINCT inode FROM @plock WHERE inode > ? ORDER BY inode LIMIT ?";
     }
     built {
         put_setting: |w| w.replace("setting", &["name"], &["value"]);

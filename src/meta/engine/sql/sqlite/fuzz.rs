@@ -92,7 +92,7 @@ fn scans(table: &str) -> Vec<Scan> {
         "session2" => vec![Scan::Sessions],
         "sustained" => vec![Scan::Sustained(SessionId(1))],
         "delfile" => vec![Scan::DeletedFiles],
-        "flock" | "plock" => vec![Scan::LocksOf(SessionId(1))],
+        "flock" | "plock" => vec![Scan::LocksOf(SessionId(1)), Scan::AllLocks],
         "dir_quota" | "user_group_quota" => vec![Scan::Quotas],
         "dir_stats" => vec![Scan::DirStats],
         "acl" => vec![Scan::AclRules],

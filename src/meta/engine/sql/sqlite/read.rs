@@ -346,7 +346,7 @@ impl Reading<'_> {
                 })?;
                 let next = (rows.len() == limit).then(|| rows.last().map(|(name, _)| name_cursor(name))).flatten();
                 let rows = rows.into_iter().map(|(name, record)| Ok((Key::Dentry(*dir, name), record?)));
-                gathered(rows, next)
+                Page::of(rows, next)
             }
             Scan::AllDentries => page(self.rows(&t.edges, (row, most), scan, 0, |r| {
                 let key = Key::Dentry(ino(r, 1)?, Name::stored(bytes(r, 2)?));
@@ -398,6 +398,12 @@ impl Reading<'_> {
                 let (owners, key): (_, fn(Ino) -> Key) =
                     if place.part == 0 { (&t.flocked_by, Key::Flocks) } else { (&t.plocked_by, Key::Plocks) };
                 let inodes = self.all(owners, (sid.0 as i64, row, most), scan, |r| Some(int(r, 0)))?;
+                in_parts(page(self.of_inodes(inodes, scan, key)?), place.part, 1)
+            }
+            Scan::AllLocks => {
+                let (owners, key): (_, fn(Ino) -> Key) =
+                    if place.part == 0 { (&t.flocked, Key::Flocks) } else { (&t.plocked, Key::Plocks) };
+                let inodes = self.all(owners, (row, most), scan, |r| Some(int(r, 0)))?;
                 in_parts(page(self.of_inodes(inodes, scan, key)?), place.part, 1)
             }
             Scan::AllXattrs => {
@@ -472,18 +478,7 @@ fn page(rows: Rows, limit: usize, part: u8) -> Page {
     // What is no number sorts after all numbers, and is met again until they are through.
     let last = rows.iter().rev().find_map(|(number, _)| *number).filter(|_| rows.len() == limit);
     let next = last.map(|row| Place { part, row }.cursor());
-    gathered(rows.into_iter().filter_map(|(_, row)| row.transpose()), next)
-}
-
-fn gathered(rows: impl Iterator<Item = Result<(Key, Record), Fault>>, next: Option<Cursor>) -> Page {
-    let mut page = Page { next, ..Page::default() };
-    for row in rows {
-        match row {
-            Ok(row) => page.rows.push(row),
-            Err(fault) => page.unreadable.push(fault),
-        }
-    }
-    page
+    Page::of(rows.into_iter().filter_map(|(_, row)| row.transpose()), next)
 }
 
 /// A scan of several parts goes on with the next part when one has ended.
