@@ -2,15 +2,15 @@
 //! them, and, for blocks that were staged, a footer that we step over. What a read touches is verified on its way in.
 
 use crate::buf::Pool;
+use crate::util::directories;
 use crate::util::fileio;
+use crate::util::publish::publish;
 use bytes::Bytes;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::ops::Range;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes under one checksum.
 const PAGE: u32 = 32 << 10;
@@ -144,31 +144,26 @@ pub(super) fn directory_mode(file_mode: u32) -> u32 {
     [0o400, 0o040, 0o004].iter().filter(|&&r| file_mode & r != 0).fold(file_mode, |mode, &r| mode | r >> 1 | r >> 2)
 }
 
-/// Writes a block under a temporary name and renames it. The name is this writer's alone: a block may be on its way to
-/// the disk twice, from this process or from another that shares the directory.
-pub(super) fn write(path: &Path, block: &[u8], with_sums: bool, mode: u32) -> io::Result<()> {
-    static WRITES: AtomicU64 = AtomicU64::new(0);
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(format!(".{}-{}.tmp", std::process::id(), WRITES.fetch_add(1, Ordering::Relaxed)));
-    let create = || fs::OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(&temporary);
-    let mut file = match create() {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            if let Some(parent) = path.parent() {
-                fs::DirBuilder::new().recursive(true).mode(directory_mode(mode)).create(parent)?;
-            }
-            create()?
-        }
-        other => other?,
+/// Writes a block, which nobody sees a part of: it may be on its way to the disk twice, from this process or from another
+/// that shares the directory.
+pub(super) fn write(root: &Path, path: &Path, block: &[u8], with_sums: bool, mode: u32) -> io::Result<()> {
+    let temporary = || {
+        let mut temporary = path.as_os_str().to_owned();
+        temporary.push(format!(".{:08x}.tmp", rand::random::<u32>()));
+        PathBuf::from(temporary)
     };
-    let mut written = fileio::write_all(&mut file, block);
-    if with_sums {
-        written = written.and_then(|()| file.write_all(&checksums(block)));
+    let sums = if with_sums { checksums(block) } else { Vec::new() };
+    let write = |file: &mut File| {
+        fileio::write_all(file, block)?;
+        file.write_all(&sums)
+    };
+    match publish(path, mode, temporary, write) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            directories::make(root, path.parent().unwrap_or(root), directory_mode(mode))?;
+            publish(path, mode, temporary, write)
+        }
+        done => done,
     }
-    drop(file);
-    written.and_then(|()| fs::rename(&temporary, path)).inspect_err(|_| {
-        // The first error is the one to report; the scan removes what stays behind.
-        let _ = fs::remove_file(&temporary);
-    })
 }
 
 #[cfg(test)]
@@ -201,7 +196,7 @@ mod tests {
         let path = dir.path().join("a/1_0_100000");
         let pool = Pool::new(Budget::new(1 << 30));
         let block: Vec<u8> = (0..100_000u32).map(|i| (i * 7) as u8).collect();
-        write(&path, &block, true, 0o600).unwrap();
+        write(dir.path(), &path, &block, true, 0o600).unwrap();
         let get = |range: Range<u32>, verify| match read(&path, 100_000, range, verify, &pool, false).unwrap() {
             Outcome::Read(bytes) => Some(bytes),
             Outcome::WouldWait => panic!("may wait"),

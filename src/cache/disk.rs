@@ -533,7 +533,7 @@ impl Directory {
             }
         }
         let path = self.path(&key.name(self.options.hash_prefix));
-        blockfile::write(&path, block, self.options.verify != Verify::None, self.options.mode)?;
+        blockfile::write(&self.root, &path, block, self.options.verify != Verify::None, self.options.mode)?;
         if let Some(over) = self.full.succeeded() {
             tracing::info!(dir = %self.root.display(), "the disk of the cache has room again after {:.0} s", over.lasted.as_secs_f64());
         }

@@ -51,6 +51,7 @@ harnesses! {
     session_info: records::session_info, records::session_infos;
     redis_reply: redis::reply, redis::replies;
     redis_name: redis::name, redis::names;
+    resp: redis::resp, redis::resps;
     lz4: objects::lz4, objects::lz4_bodies;
     zstd: objects::zstd, objects::zstd_bodies;
     sealed_object: crate::object::envelope::fuzz::object, crate::object::envelope::fuzz::objects;
@@ -78,7 +79,11 @@ use crate::meta::engine::sql::sqlite::fuzz as sqlite;
 mod redis {
     pub fn reply(_: &[u8]) {}
     pub fn name(_: &[u8]) {}
+    pub fn resp(_: &[u8]) {}
     pub fn replies() -> Vec<Vec<u8>> {
+        Vec::new()
+    }
+    pub fn resps() -> Vec<Vec<u8>> {
         Vec::new()
     }
     pub fn names() -> Vec<Vec<u8>> {

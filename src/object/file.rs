@@ -1,8 +1,8 @@
 //! The store in a local directory (`spec/data.md` 3.6): a key is a path below the root.
 //!
-//! An object is written under a temporary name beside its target and renamed, so nobody sees a part of it. A writer that
-//! dies leaves the temporary file behind; like the reference client, this store lists such a file as an object of that
-//! name ([`is_unfinished`]), because nobody else could find and remove it. As in the reference client nothing is synced
+//! Nobody sees a part of an object ([`crate::util::publish`]). Where it is written under a temporary name beside its
+//! target, as the reference client does, a writer that dies leaves that file behind; like the reference client, this store
+//! lists it as an object of that name ([`is_unfinished`]), because nobody else could find and remove it. As in the reference client nothing is synced
 //! to the device: the directory's file system decides how durable it is.
 //!
 //! A read first tries what needs no disk ([`crate::util::fileio`]) on the thread that asks; the rest, and writes, go
@@ -14,12 +14,15 @@ use super::mem::clamp;
 use super::{Capabilities, Listed, ObjectMeta, ObjectStore};
 use crate::base::Fault;
 use crate::buf::{BlockBuf, Payload, Pool};
+use crate::util::directories;
 use crate::util::fileio;
+use crate::util::publish::publish;
 use async_trait::async_trait;
+use nix::fcntl::PosixFadviseAdvice;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::ops::Range;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -29,6 +32,11 @@ use tokio::sync::Semaphore;
 const IO_MAX: usize = 32;
 /// Objects up to this size are written by the task that asks.
 const INLINE_PUT_BYTES: usize = 64 << 10;
+
+/// A short read that has to wait for the disk takes along what lies around it, by this much. Random readers of 4 KiB
+/// come to the pages beside those they have read: with 1 GiB of data one reader gets 11,700 a second instead of 8,000, and
+/// eight get 218,000 instead of 47,000 (6 s from a cold start, 2 cores).
+const READ_AROUND: u64 = 32 << 10;
 
 /// Objects as files.
 pub struct FileStore {
@@ -141,36 +149,34 @@ impl Reading {
     fn read_full(mut self) -> io::Result<BlockBuf> {
         let at = self.part.start + self.buf.len() as u64;
         let file = &self.file;
+        if self.missing() < READ_AROUND as usize {
+            let start = (at - at % READ_AROUND) as libc::off_t;
+            // Without it the read is no less right.
+            let _hint =
+                nix::fcntl::posix_fadvise(file, start, READ_AROUND as _, PosixFadviseAdvice::POSIX_FADV_WILLNEED);
+        }
         self.buf.fill_with(self.missing(), |out| fileio::read_full(file, out, at))?;
         Ok(self.buf)
     }
 }
 
-fn make_parents(path: &Path) -> io::Result<()> {
-    match path.parent() {
-        Some(parent) => fs::DirBuilder::new().recursive(true).mode(0o777).create(parent),
-        None => Ok(()),
-    }
-}
+/// Of directories; the umask decides.
+const DIRECTORY_MODE: u32 = 0o777;
 
-fn write(path: &Path, body: &Payload) -> io::Result<()> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let cut: String = name.chars().take(200).collect();
-    let temporary = path.with_file_name(format!(".jfs.{cut}.tmp.{:08x}", rand::random::<u32>()));
-    let create = || fs::OpenOptions::new().write(true).create_new(true).mode(0o666).open(&temporary);
-    let mut file = match create() {
-        Err(e) if e.kind() == ErrorKind::NotFound => {
-            make_parents(path)?;
-            create()?
-        }
-        other => other?,
+fn write(root: &Path, path: &Path, body: &Payload) -> io::Result<()> {
+    let temporary = || {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let cut: String = name.chars().take(200).collect();
+        path.with_file_name(format!(".jfs.{cut}.tmp.{:08x}", rand::random::<u32>()))
     };
-    let written = body.iter().try_for_each(|piece| fileio::write_all(&mut file, piece));
-    drop(file);
-    written.and_then(|()| fs::rename(&temporary, path)).inspect_err(|_| {
-        // The first error is the one to report; a temporary file that stays is found like one of a writer that died.
-        let _ = fs::remove_file(&temporary);
-    })
+    let write = |file: &mut File| body.iter().try_for_each(|piece| fileio::write_all(file, piece));
+    match publish(path, 0o666, temporary, write) {
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            directories::make(root, path.parent().unwrap_or(root), DIRECTORY_MODE)?;
+            publish(path, 0o666, temporary, write)
+        }
+        done => done,
+    }
 }
 
 /// Whether a key is the temporary name of an object that is being written, or was when its writer died.
@@ -261,14 +267,14 @@ impl ObjectStore for FileStore {
 
     async fn put_as(&self, key: &str, body: Payload, _class: Option<&str>) -> Result<(), Fault> {
         const OPERATION: &str = "put object";
-        let path = self.path(key)?;
+        let (root, path) = (self.root.clone(), self.path(key)?);
         if key.ends_with('/') {
-            return self.waiting(OPERATION, key, move || make_parents(&path.join("."))).await;
+            return self.waiting(OPERATION, key, move || directories::make(&root, &path, DIRECTORY_MODE)).await;
         }
         if body.len() <= INLINE_PUT_BYTES && tokio::task::try_id().is_some() {
-            return write(&path, &body).map_err(|e| fault(OPERATION, key, e));
+            return write(&root, &path, &body).map_err(|e| fault(OPERATION, key, e));
         }
-        self.waiting(OPERATION, key, move || write(&path, &body)).await
+        self.waiting(OPERATION, key, move || write(&root, &path, &body)).await
     }
 
     async fn delete(&self, key: &str) -> Result<(), Fault> {
@@ -312,8 +318,7 @@ impl ObjectStore for FileStore {
 
     async fn create_bucket(&self) -> Result<(), Fault> {
         let root = self.root.clone();
-        self.waiting("create directory", "", move || fs::DirBuilder::new().recursive(true).mode(0o777).create(root))
-            .await
+        self.waiting("create directory", "", move || directories::make(&root, &root, DIRECTORY_MODE)).await
     }
 }
 

@@ -2,6 +2,7 @@
 //! damage.
 
 use super::codec::{self, Replies};
+use super::resp;
 use super::url;
 use crate::base::{Attr, ChunkIndex, Fault, Ino, Name, SessionId, Slice, SliceId};
 use crate::fuzzing::{choice, sentence};
@@ -96,6 +97,43 @@ pub fn reply(data: &[u8]) {
             assert!(said.contains(&format!("{key:?}").chars().take(6).collect::<String>()), "{said}");
         }
         Err(other) => panic!("{other:?}"),
+    }
+}
+
+/// The first byte says in what pieces the rest arrives.
+pub fn resps() -> Vec<Vec<u8>> {
+    let replies: [&[u8]; 6] = [
+        b"+OK\r\n:-5\r\n$-1\r\n",
+        b"$5\r\nhello\r\n$0\r\n\r\n",
+        b"*3\r\n+QUEUED\r\n*0\r\n*-1\r\n",
+        b"-ERR unknown command\r\n-NOSCRIPT\r\n",
+        b"*2\r\n$1\r\n0\r\n*4\r\n$1\r\na\r\n$1\r\n1\r\n$1\r\nb\r\n$1\r\n2\r\n",
+        b"*1\r\n*1\r\n*1\r\n*1\r\n:9223372036854775807\r\n",
+    ];
+    replies.iter().zip(1..).map(|(reply, piece)| [&[piece], *reply].concat()).collect()
+}
+
+/// Whatever the pieces, the replies are the same, and those that the crate reads.
+pub fn resp(data: &[u8]) {
+    let Some((piece, bytes)) = data.split_first() else { return };
+    let parsed = |piece: usize| {
+        let (mut replies, mut found) = (resp::Replies::default(), Vec::new());
+        for piece in bytes.chunks(piece.max(1)) {
+            replies.room().extend_from_slice(piece);
+            loop {
+                match replies.next() {
+                    Ok(Some(value)) => found.push(value),
+                    Ok(None) => break,
+                    Err(_) => return (found, false),
+                }
+            }
+        }
+        (found, true)
+    };
+    let whole = parsed(bytes.len());
+    assert_eq!(parsed(usize::from(*piece)), whole);
+    if let Some(first) = whole.0.first() {
+        assert_eq!(redis::parse_redis_value(bytes).as_ref(), Ok(first));
     }
 }
 
