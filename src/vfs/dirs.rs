@@ -106,11 +106,14 @@ impl DirStream {
         }
         let limit = limit.min(self.fits);
         // `.` and `..` do not make an answer of their own: the kernel would have to come again for the first entry.
-        while !matches!(self.progress, Progress::End)
-            && (self.items.len() <= from.max(2)
-                || (self.items.len() < from.saturating_add(limit) && self.progress.has_come()))
-        {
-            self.load(meta).await?;
+        while self.is_short(from, limit) {
+            if let Err(stop) = self.load(meta).await {
+                // Whoever comes for what is missing is told, if it is still so then.
+                if self.items.len() > from.max(2) {
+                    break;
+                }
+                return Err(stop);
+            }
         }
         // Who reads on in the last page will come for the next one.
         if from >= self.last_page.0 {
@@ -120,6 +123,20 @@ impl DirStream {
         let items = &items[..items.len().min(limit)];
         self.told = from..from + items.len();
         Ok(items)
+    }
+
+    /// Whether more is to be read before an answer: there is nothing to answer, or so little that the kernel would come
+    /// again at once for what is on its way, or more has come already.
+    fn is_short(&self, from: usize, limit: usize) -> bool {
+        let there = self.items.len();
+        match &self.progress {
+            Progress::End => false,
+            Progress::Fresh | Progress::At(_) => there <= from.max(2),
+            Progress::Coming(_, reading) => {
+                let enough = if reading.page.is_finished() { limit } else { limit / 2 };
+                there < from.saturating_add(enough.max(1))
+            }
+        }
     }
 
     fn rewind(&mut self) {
