@@ -12,12 +12,12 @@ use std::sync::Arc;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-/// Entries read at first: few, which on Redis come in one trip with their nodes, so that who waits for them does not wait
-/// for the others. They follow while the first are looked at.
-const FIRST_ENTRIES: usize = 100;
+/// Entries read at first: about what one answer holds, so that who waits for it does not wait for the others. They
+/// follow while the first are looked at.
+const FIRST_ENTRIES: usize = 256;
 /// Entries read at a time in the end; each page is larger than the one before.
 const PAGE_ENTRIES: usize = 4096;
-const GROWTH: usize = 10;
+const GROWTH: usize = 4;
 
 /// One entry as readdir answers it.
 #[derive(Clone, Debug)]
@@ -261,7 +261,7 @@ mod tests {
     #[tokio::test]
     async fn every_entry_is_told_once_whatever_is_taken() {
         let meta = volume().await;
-        let mut wanted: Vec<Name> = (0..12 * FIRST_ENTRIES).map(named).collect();
+        let mut wanted: Vec<Name> = (0..3 * FIRST_ENTRIES).map(named).collect();
         for name in &wanted {
             file(&meta, std::str::from_utf8(name.as_bytes()).unwrap()).await;
         }
@@ -293,7 +293,7 @@ mod tests {
     #[tokio::test]
     async fn one_page_is_read_ahead() {
         let meta = volume().await;
-        for number in 0..12 * FIRST_ENTRIES {
+        for number in 0..6 * FIRST_ENTRIES {
             file(&meta, &format!("f{number}")).await;
         }
         let mut stream = DirStream::new(Ino::ROOT);
@@ -302,11 +302,11 @@ mod tests {
         while !stream.progress.has_come() {
             tokio::task::yield_now().await;
         }
-        let answer = stream.read(&meta, 80, 430).await.unwrap().len();
-        assert_eq!(answer, 80 + 80 / 4 + 8, "from both pages, as much as fits");
+        let answer = stream.read(&meta, 200, 430).await.unwrap().len();
+        assert_eq!(answer, 200 + 200 / 4 + 8, "from both pages, as much as fits");
         assert_eq!(stream.items.len(), 2 + FIRST_ENTRIES * (1 + GROWTH));
         assert!(matches!(stream.progress, Progress::At(_)), "the last page is not begun");
-        stream.read(&meta, 160, 430).await.unwrap();
+        stream.read(&meta, 300, 430).await.unwrap();
         assert!(matches!(stream.progress, Progress::Coming(..)));
     }
 

@@ -1,23 +1,20 @@
--- The beginning of a directory with the nodes behind its entries, in one trip. KEYS: its entries. ARGV: how many, about.
--- Answers where it goes on, the entries, and their nodes. No nodes where there are many more than asked for (the server
--- answers with all of a small hash), nor where one cannot be told from its entry here: the long way says what is wrong.
+-- The entries of a small directory with the nodes behind them, in one trip. KEYS: its entries. ARGV: how many are few.
+-- Nothing at all where there are more, or where one cannot be read here: the long way tells what is wrong with it.
 -- Writes nothing.
 
-local found = redis.call('HSCAN', KEYS[1], '0', 'COUNT', ARGV[1])
-local entries = found[2]
-if #entries > 4 * tonumber(ARGV[1]) then
-  return found
+if redis.call('HLEN', KEYS[1]) > tonumber(ARGV[1]) then
+  return false
 end
+local entries = redis.call('HGETALL', KEYS[1])
 local nodes = {}
 for at = 2, #entries, 2 do
   local node = node_of(entries[at])
   if not node then
-    return found
+    return false
   end
   nodes[#nodes + 1] = node
 end
-found[3] = {}
-if #nodes > 0 then
-  found[3] = redis.call('MGET', unpack(nodes))
+if #nodes == 0 then
+  return { {}, {} }
 end
-return found
+return { entries, redis.call('MGET', unpack(nodes)) }

@@ -49,7 +49,7 @@ static COMMIT_SHA: LazyLock<String> = LazyLock::new(|| Script::new(COMMIT).get_h
 static LOOKUP: &str = concat!(include_str!("node_of.lua"), include_str!("lookup.lua"));
 static LOOKUP_SHA: LazyLock<String> = LazyLock::new(|| Script::new(LOOKUP).get_hash().to_owned());
 
-/// One trip instead of two for the beginning of a directory, which for most is all of it.
+/// One trip instead of two: most directories are small.
 static LIST: &str = concat!(include_str!("node_of.lua"), include_str!("list.lua"));
 static LIST_SHA: LazyLock<String> = LazyLock::new(|| Script::new(LIST).get_hash().to_owned());
 
