@@ -6,7 +6,7 @@ use crate::util::directories;
 use crate::util::fileio;
 use crate::util::publish::publish;
 use bytes::Bytes;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -170,6 +170,7 @@ pub(super) fn write(root: &Path, path: &Path, block: &[u8], with_sums: bool, mod
 mod tests {
     use super::*;
     use crate::buf::Budget;
+    use std::fs;
 
     /// `spec/data.md` 20.3.
     #[test]

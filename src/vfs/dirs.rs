@@ -132,8 +132,8 @@ impl DirStream {
         match &self.progress {
             Progress::End => false,
             Progress::Fresh | Progress::At(_) => there <= from.max(2),
-            Progress::Coming(_, reading) => {
-                let enough = if reading.page.is_finished() { limit } else { limit / 2 };
+            Progress::Coming(..) => {
+                let enough = if self.progress.has_come() { limit } else { limit / 2 };
                 there < from.saturating_add(enough.max(1))
             }
         }
