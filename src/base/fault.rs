@@ -164,9 +164,14 @@ impl fmt::Display for Fault {
             write!(f, "{}{key}={}", if i == 0 { ": " } else { ", " }, one_line(value))?;
         }
         let mut cause: Option<&(dyn Error + 'static)> = self.0.source.as_deref().map(|e| e as _);
+        let mut last = String::new();
         while let Some(e) = cause {
-            write!(f, ": {}", one_line(&e.to_string()))?;
-            cause = e.source();
+            let said = e.to_string();
+            // Many libraries say what their cause says.
+            if said != last {
+                write!(f, ": {}", one_line(&said))?;
+            }
+            (last, cause) = (said, e.source());
         }
         Ok(())
     }

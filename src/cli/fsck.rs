@@ -23,7 +23,8 @@ pub struct Args {
     /// Where the metadata is
     #[arg(value_name = "META-URL", required = true)]
     meta: String,
-    /// Check only this path of the volume, not the whole volume
+    /// Check only this path of the volume: its entries, nodes, statistics and blocks. What belongs to the whole volume
+    /// (counters, locks, ACL rules, what no entry leads to) is left out
     #[arg(long, value_name = "PATH")]
     path: Option<OsString>,
     /// With --path: check everything below it, too
@@ -86,8 +87,8 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Ok(()) => {}
         Err(_) if interrupted => bail!("interrupted: only a part of the volume was checked"),
         Err(Stop::Errno(errno)) => {
-            let path = options.path.unwrap_or_default();
-            bail!("check {}: {errno}", String::from_utf8_lossy(&path));
+            let what = options.path.as_ref().map_or("the volume".into(), |path| String::from_utf8_lossy(path));
+            bail!("check {what}: {errno}");
         }
         Err(stop) => return Err(stop).context("check"),
     }

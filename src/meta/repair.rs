@@ -27,8 +27,14 @@ use std::collections::{HashMap, HashSet};
 
 /// Where nodes go that no directory leads to.
 const LOST_AND_FOUND: &[u8] = b"lost+found";
-/// A node without an entry is left alone for a day: a clone that is being made has such nodes (`spec/metadata.md` 6).
-pub const ORPHAN_AGE_SECONDS: i64 = 86_400;
+/// A directory without an entry is left alone for a day: one that is being cloned gets its entry when all of it is there
+/// (`spec/metadata.md` 6). So is a file without links, which somebody may be removing.
+const ORPHAN_AGE_SECONDS: i64 = 86_400;
+
+/// Whether a node without an entry may be nobody's fault; `ctime` and `now` in seconds.
+pub fn may_be_in_the_making(kind: Kind, nlink: u32, ctime: i64, now: i64) -> bool {
+    (kind == Kind::Directory || nlink == 0) && ctime > now - ORPHAN_AGE_SECONDS
+}
 /// A rebuilt file shows its bytes to the superuser until somebody knows whose it was.
 const REBUILT_FILE_MODE: Mode = 0o600;
 /// Longer than any path; a walk towards the root ends here in a damaged tree.
@@ -38,6 +44,8 @@ const ANCESTORS_MAX: usize = 4096;
 pub const UNREADABLE: &str = "what it says is not known, and the rest cannot be judged without it; bring the record back \
                               from a backup of the metadata, or remove it there by hand while no client is at work, \
                               and repair the volume then";
+
+const IN_THE_MAKING: &str = "it changed within a day, so somebody may be making or removing it";
 
 /// What became of a finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -271,6 +279,13 @@ impl Mend<'_> {
 
     /// A directory that only its entries tell of.
     async fn rebuild_lost_directory(&self, tx: &mut Tx<'_>, ino: Ino) -> Outcome<Mended> {
+        if ino == Ino::ROOT {
+            if tx.load(AttrOf(ino)).await?.into_option().is_some() {
+                return Ok(Mended::Gone);
+            }
+            tx.put_attr(ino, &Attr { parent: ino, ..first_directory(self.dir_mode, tx.now()) });
+            return Ok(Mended::Done("the root directory has a node again".to_owned()));
+        }
         let Some(home) = self.lost_and_found else { return Ok(Mended::Left("there is no lost+found")) };
         let name = found_name(ino);
         let (node, taken) = tx.load((AttrOf(ino), DentryOf(home, &name))).await?;
@@ -309,8 +324,8 @@ impl Mend<'_> {
     /// A node without an entry. Without links it is a deleted file that nobody holds open any more.
     async fn adopt(&self, tx: &mut Tx<'_>, ino: Ino) -> Outcome<Mended> {
         let Some(node) = there(tx, ino).await? else { return Ok(Mended::Gone) };
-        if node.ctime().seconds > tx.now().seconds - ORPHAN_AGE_SECONDS {
-            return Ok(Mended::Left("it changed within a day, so somebody may be making or removing it"));
+        if may_be_in_the_making(node.kind(), node.nlink(), node.ctime().seconds, tx.now().seconds) {
+            return Ok(Mended::Left(IN_THE_MAKING));
         }
         if node.kind() == Kind::File && node.nlink() == 0 {
             let length = node.length();
@@ -424,6 +439,11 @@ impl Meta {
             Finding::DanglingDentry { .. } => 1,
             _ => 2,
         });
+        // Nothing has a place before the root has.
+        let is_of_root = |finding: &&Finding| matches!(finding, Finding::DentryInMissing { parent: Ino::ROOT, .. });
+        if let Some(of_root) = due.iter().copied().find(is_of_root) {
+            due = vec![of_root];
+        }
         let mut done = Vec::with_capacity(due.len());
         let (mut home, mut cut) = (None, false);
         for finding in due {
@@ -450,6 +470,15 @@ impl Meta {
                     mend.found_as = self.names_in(*found, *ino, true).await?.into_iter().next();
                     mend.scattered = parents.get(ino).is_some_and(|parents| parents.len() > 1);
                 }
+                Finding::Orphan { ino, .. } => {
+                    // Looked at here, too, so that no `lost+found` is made for it.
+                    if let Some(Record::Attr(attr)) = self.read(&[Key::Attr(*ino)]).await?.pop().flatten()
+                        && may_be_in_the_making(attr.kind, attr.nlink, attr.ctime.seconds, self.now().seconds)
+                    {
+                        done.push((finding.clone(), Mended::Left(IN_THE_MAKING)));
+                        continue;
+                    }
+                }
                 // One cut opens a circle; whether others are left shows the next check.
                 Finding::Cycle { .. } if cut => continue,
                 Finding::Cycle { ino } => {
@@ -470,7 +499,8 @@ impl Meta {
                     | Finding::DentryInNonDirectory { .. }
                     | Finding::Orphan { .. }
                     | Finding::Cycle { .. }
-            ) {
+            ) && !is_of_root(&finding)
+            {
                 if home.is_none() {
                     home = Some(self.lost_and_found().await?);
                 }

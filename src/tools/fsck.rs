@@ -26,7 +26,7 @@ use crate::cache::BlockKey;
 use crate::chunk::layout;
 use crate::meta::check::{Finding, check};
 use crate::meta::record::{Key, Record};
-use crate::meta::repair::{Mended, ORPHAN_AGE_SECONDS, UNREADABLE, is_statistic};
+use crate::meta::repair::{Mended, UNREADABLE, is_statistic, may_be_in_the_making};
 use futures::StreamExt;
 use std::collections::HashSet;
 use std::time::Duration;
@@ -212,12 +212,12 @@ async fn sort(volume: &Volume, findings: Vec<Finding>, report: &mut Report) -> O
 
 /// Takes what may still be in the making out of the problems.
 async fn young(volume: &Volume, report: &mut Report) -> Outcome<()> {
-    let since = volume.meta.now().seconds - ORPHAN_AGE_SECONDS;
+    let now = volume.meta.now().seconds;
     let mut problems = Vec::with_capacity(report.problems.len());
     for finding in std::mem::take(&mut report.problems) {
         let young = match &finding {
             Finding::Orphan { ino, .. } => match volume.meta.read(&[Key::Attr(*ino)]).await?.pop().flatten() {
-                Some(Record::Attr(attr)) => attr.ctime.seconds > since,
+                Some(Record::Attr(attr)) => may_be_in_the_making(attr.kind, attr.nlink, attr.ctime.seconds, now),
                 _ => false,
             },
             _ => false,

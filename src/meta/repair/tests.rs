@@ -138,7 +138,7 @@ async fn what_lies_in_a_file_is_taken_out() {
 }
 
 #[tokio::test]
-async fn nodes_without_entries_are_found_again_after_a_day() {
+async fn nodes_without_entries_are_found_again() {
     let v = Volume::new().await;
     let deleted = v.change_attr(v.g, |attr| attr.nlink = 0).await;
     v.damage(vec![Change::Delete(Key::Dentry(v.d, name("f"))), Change::Delete(Key::Dentry(v.s, name("g"))), deleted])
@@ -146,12 +146,40 @@ async fn nodes_without_entries_are_found_again_after_a_day() {
     v.mended(|finding| matches!(finding, Finding::Orphan { .. })).await;
     assert_eq!(v.lookup(&format!("lost+found/#{}", v.f)).await, v.f);
     assert!(v.attr(v.g).await.is_none(), "a file without links was deleted");
-    // A young one may be a clone that is being made.
-    let young = file(&v.meta, "young").await;
-    v.damage(vec![Change::Delete(Key::Dentry(Ino::ROOT, name("young")))]).await;
-    let findings = v.findings().await;
-    let mended = v.meta.mend(&findings, 0o755).await.unwrap();
-    assert!(matches!(mended[..], [(Finding::Orphan { ino, .. }, Mended::Left(_))] if ino == young), "{mended:?}");
+}
+
+/// A directory that is being cloned has no entry yet, and a file without links may be on its way out.
+#[tokio::test]
+async fn what_may_be_in_the_making_is_left_alone() {
+    let v = Volume::new().await;
+    let dir = NewNode { kind: Kind::Directory, mode: 0o755, umask: 0, rdev: 0, target: None };
+    let dir = v.meta.create(&Caller::root(), Ino::ROOT, &name("dir"), &dir).await.unwrap().ino;
+    let (removed, lost) = (file(&v.meta, "removed").await, file(&v.meta, "lost").await);
+    let without_links = v.change_attr(removed, |attr| attr.nlink = 0).await;
+    let entries = ["dir", "removed", "lost"].map(|text| Change::Delete(Key::Dentry(Ino::ROOT, name(text))));
+    v.damage([&entries[..2], &[without_links]].concat()).await;
+    let mended = v.meta.mend(&v.findings().await, 0o755).await.unwrap();
+    let is_left = |ino: Ino| {
+        mended.iter().any(|(finding, mended)| {
+            matches!((finding, mended), (Finding::Orphan { ino: found, .. }, Mended::Left(_)) if *found == ino)
+        })
+    };
+    assert!(is_left(dir) && is_left(removed), "{mended:?}");
+    let home = Key::Dentry(Ino::ROOT, name("lost+found"));
+    assert_eq!(v.meta.engine().read(std::slice::from_ref(&home)).await.unwrap(), [None], "nobody needs it");
+    // Nobody makes a file with links that has no entry.
+    v.damage(vec![entries[2].clone()]).await;
+    v.meta.mend(&v.findings().await, 0o755).await.unwrap();
+    assert_eq!(v.lookup(&format!("lost+found/#{lost}")).await, lost);
+}
+
+#[tokio::test]
+async fn the_root_is_made_again_before_anything_else() {
+    let v = Volume::new().await;
+    v.damage(vec![Change::Delete(Key::Attr(Ino::ROOT)), Change::Delete(Key::Dentry(v.d, name("f")))]).await;
+    v.mended(|finding| matches!(finding, Finding::DentryInMissing { parent: Ino::ROOT, .. })).await;
+    assert_eq!(v.lookup("d/s").await, v.s);
+    assert_eq!(v.lookup(&format!("lost+found/#{}", v.f)).await, v.f);
 }
 
 #[tokio::test]

@@ -18,6 +18,8 @@ const LINE_MAX: usize = 64 << 10;
 const BULK_MAX: i64 = 1 << 30;
 /// Arrays within arrays. What we ask for has four.
 const DEPTH_MAX: usize = 32;
+/// Longest array. Pages and transactions have thousands.
+const ARRAY_MAX: i64 = 1 << 24;
 /// Elements of an array that room is made for before they are seen.
 const ELEMENTS_AHEAD: usize = 4096;
 
@@ -126,7 +128,7 @@ fn element(bytes: &[u8]) -> Result<Option<Element>, RedisError> {
         b'*' => match number(line)? {
             -1 => Value::Nil,
             0 => Value::Array(Vec::new()),
-            length if length > 0 => return Ok(Some(Element::Array(length as usize, used))),
+            length @ 1..=ARRAY_MAX => return Ok(Some(Element::Array(length as usize, used))),
             _ => return Err(malformed("the server answered with an impossible length")),
         },
         _ => {
@@ -241,6 +243,7 @@ mod tests {
             b"$-2\r\n",
             b"$1073741825\r\n",
             b"*-5\r\n",
+            b"*2147483647\r\n",
             b":1x\r\n",
             b":\r\n",
             b"\n",
@@ -256,7 +259,7 @@ mod tests {
         assert!(parsed(&b"*1\r\n".repeat(DEPTH_MAX + 1), &[9]).is_err());
         assert!(parsed(&vec![b'+'; LINE_MAX + 1], &[1 << 20]).is_err());
         let mut replies = Replies::default();
-        replies.room().extend_from_slice(b"*9223372036854775807\r\n$1000000000\r\nx");
+        replies.room().extend_from_slice(b"*16777216\r\n$1000000000\r\nx");
         assert_eq!(replies.next().unwrap(), None);
         assert!(replies.arrived.capacity() < 1 << 20);
     }
