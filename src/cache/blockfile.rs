@@ -2,9 +2,8 @@
 //! them, and, for blocks that were staged, a footer that we step over. What a read touches is verified on its way in.
 
 use crate::buf::Pool;
-use crate::util::directories;
 use crate::util::fileio;
-use crate::util::publish::publish;
+use crate::util::publish::{Target, publish};
 use bytes::Bytes;
 use std::fs::File;
 use std::io::{self, Write};
@@ -157,13 +156,7 @@ pub(super) fn write(root: &Path, path: &Path, block: &[u8], with_sums: bool, mod
         fileio::write_all(file, block)?;
         file.write_all(&sums)
     };
-    match publish(path, mode, temporary, write) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            directories::make(root, path.parent().unwrap_or(root), directory_mode(mode))?;
-            publish(path, mode, temporary, write)
-        }
-        done => done,
-    }
+    publish(Target { root, path, mode, directory_mode: directory_mode(mode) }, temporary, write)
 }
 
 #[cfg(test)]

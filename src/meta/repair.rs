@@ -30,11 +30,6 @@ const LOST_AND_FOUND: &[u8] = b"lost+found";
 /// A directory without an entry is left alone for a day: one that is being cloned gets its entry when all of it is there
 /// (`spec/metadata.md` 6). So is a file without links, which somebody may be removing.
 const ORPHAN_AGE_SECONDS: i64 = 86_400;
-
-/// Whether a node without an entry may be nobody's fault; `ctime` and `now` in seconds.
-pub fn may_be_in_the_making(kind: Kind, nlink: u32, ctime: i64, now: i64) -> bool {
-    (kind == Kind::Directory || nlink == 0) && ctime > now - ORPHAN_AGE_SECONDS
-}
 /// A rebuilt file shows its bytes to the superuser until somebody knows whose it was.
 const REBUILT_FILE_MODE: Mode = 0o600;
 /// Longer than any path; a walk towards the root ends here in a damaged tree.
@@ -45,7 +40,8 @@ pub const UNREADABLE: &str = "what it says is not known, and the rest cannot be 
                               from a backup of the metadata, or remove it there by hand while no client is at work, \
                               and repair the volume then";
 
-const IN_THE_MAKING: &str = "it changed within a day, so somebody may be making or removing it";
+/// It is made for the first finding that asks for it with this answer.
+const NO_HOME: Mended = Mended::Left("there is no lost+found");
 
 /// What became of a finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +52,11 @@ pub enum Mended {
     Gone,
     /// Why nothing was done.
     Left(&'static str),
+}
+
+/// Whether a node without an entry may be nobody's fault; `ctime` and `now` in seconds.
+pub fn may_be_in_the_making(kind: Kind, nlink: u32, ctime: i64, now: i64) -> bool {
+    (kind == Kind::Directory || nlink == 0) && ctime > now - ORPHAN_AGE_SECONDS
 }
 
 /// When a finding is mended: a later stage is worth judging only when the earlier ones have nothing left to do.
@@ -286,7 +287,7 @@ impl Mend<'_> {
             tx.put_attr(ino, &Attr { parent: ino, ..first_directory(self.dir_mode, tx.now()) });
             return Ok(Mended::Done("the root directory has a node again".to_owned()));
         }
-        let Some(home) = self.lost_and_found else { return Ok(Mended::Left("there is no lost+found")) };
+        let Some(home) = self.lost_and_found else { return Ok(NO_HOME) };
         let name = found_name(ino);
         let (node, taken) = tx.load((AttrOf(ino), DentryOf(home, &name))).await?;
         if node.into_option().is_some() {
@@ -325,7 +326,7 @@ impl Mend<'_> {
     async fn adopt(&self, tx: &mut Tx<'_>, ino: Ino) -> Outcome<Mended> {
         let Some(node) = there(tx, ino).await? else { return Ok(Mended::Gone) };
         if may_be_in_the_making(node.kind(), node.nlink(), node.ctime().seconds, tx.now().seconds) {
-            return Ok(Mended::Left(IN_THE_MAKING));
+            return Ok(Mended::Left("it changed within a day, so somebody may be making or removing it"));
         }
         if node.kind() == Kind::File && node.nlink() == 0 {
             let length = node.length();
@@ -338,7 +339,7 @@ impl Mend<'_> {
 
     /// Gives the node an entry in `lost+found`.
     async fn bring_home(&self, tx: &mut Tx<'_>, node: &Seen) -> Outcome<Mended> {
-        let Some(home) = self.lost_and_found else { return Ok(Mended::Left("there is no lost+found")) };
+        let Some(home) = self.lost_and_found else { return Ok(NO_HOME) };
         let (ino, name) = (node.ino(), found_name(node.ino()));
         if tx.load(DentryOf(home, &name)).await?.is_some() {
             return Ok(Mended::Left("its name in lost+found is taken"));
@@ -355,6 +356,9 @@ impl Mend<'_> {
     async fn cut(&self, tx: &mut Tx<'_>, ino: Ino) -> Outcome<Mended> {
         let Some(node) = there(tx, ino).await? else { return Ok(Mended::Gone) };
         node.saw(FieldMask::ALL);
+        if self.lost_and_found.is_none() {
+            return Ok(NO_HOME);
+        }
         let parent = node.parent();
         for name in &self.names {
             if tx.load(DentryOf(parent, name)).await?.is_some_and(|dentry| dentry.ino == ino) {
@@ -456,7 +460,7 @@ impl Meta {
                 finding,
                 dir_mode,
                 last_chunk: None,
-                lost_and_found: None,
+                lost_and_found: home,
                 names: Vec::new(),
                 found_as: None,
                 scattered: false,
@@ -469,15 +473,6 @@ impl Meta {
                     mend.names = self.names_in(*stored, *ino, false).await?;
                     mend.found_as = self.names_in(*found, *ino, true).await?.into_iter().next();
                     mend.scattered = parents.get(ino).is_some_and(|parents| parents.len() > 1);
-                }
-                Finding::Orphan { ino, .. } => {
-                    // Looked at here, too, so that no `lost+found` is made for it.
-                    if let Some(Record::Attr(attr)) = self.read(&[Key::Attr(*ino)]).await?.pop().flatten()
-                        && may_be_in_the_making(attr.kind, attr.nlink, attr.ctime.seconds, self.now().seconds)
-                    {
-                        done.push((finding.clone(), Mended::Left(IN_THE_MAKING)));
-                        continue;
-                    }
                 }
                 // One cut opens a circle; whether others are left shows the next check.
                 Finding::Cycle { .. } if cut => continue,
@@ -493,20 +488,12 @@ impl Meta {
                 }
                 _ => {}
             }
-            if matches!(
-                finding,
-                Finding::DentryInMissing { .. }
-                    | Finding::DentryInNonDirectory { .. }
-                    | Finding::Orphan { .. }
-                    | Finding::Cycle { .. }
-            ) && !is_of_root(&finding)
-            {
-                if home.is_none() {
-                    home = Some(self.lost_and_found().await?);
-                }
+            let mut mended = self.run(&mend).await?;
+            if mended == NO_HOME {
+                home = Some(self.lost_and_found().await?);
                 mend.lost_and_found = home;
+                mended = self.run(&mend).await?;
             }
-            let mended = self.run(&mend).await?;
             done.push((finding.clone(), mended));
         }
         Ok(done)

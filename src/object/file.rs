@@ -1,9 +1,9 @@
 //! The store in a local directory (`spec/data.md` 3.6): a key is a path below the root.
 //!
 //! Nobody sees a part of an object ([`crate::util::publish`]). Where it is written under a temporary name beside its
-//! target, as the reference client does, a writer that dies leaves that file behind; like the reference client, this store
-//! lists it as an object of that name ([`is_unfinished`]), because nobody else could find and remove it. As in the reference client nothing is synced
-//! to the device: the directory's file system decides how durable it is.
+//! target, as the reference client does, a writer that dies leaves that file behind; like the reference client, this
+//! store lists it as an object of that name ([`is_unfinished`]), because nobody else could find and remove it. As in the
+//! reference client nothing is synced to the device: the directory's file system decides how durable it is.
 //!
 //! A read first tries what needs no disk ([`crate::util::fileio`]) on the thread that asks; the rest, and writes, go
 //! to threads that may wait, at most [`IO_MAX`] at a time. Small objects are written in place when a task of the
@@ -16,7 +16,7 @@ use crate::base::Fault;
 use crate::buf::{BlockBuf, Payload, Pool};
 use crate::util::directories;
 use crate::util::fileio;
-use crate::util::publish::publish;
+use crate::util::publish::{Target, publish};
 use async_trait::async_trait;
 use nix::fcntl::PosixFadviseAdvice;
 use std::fs::{self, File};
@@ -170,13 +170,7 @@ fn write(root: &Path, path: &Path, body: &Payload) -> io::Result<()> {
         path.with_file_name(format!(".jfs.{cut}.tmp.{:08x}", rand::random::<u32>()))
     };
     let write = |file: &mut File| body.iter().try_for_each(|piece| fileio::write_all(file, piece));
-    match publish(path, 0o666, temporary, write) {
-        Err(e) if e.kind() == ErrorKind::NotFound => {
-            directories::make(root, path.parent().unwrap_or(root), DIRECTORY_MODE)?;
-            publish(path, 0o666, temporary, write)
-        }
-        done => done,
-    }
+    publish(Target { root, path, mode: 0o666, directory_mode: DIRECTORY_MODE }, temporary, write)
 }
 
 /// Whether a key is the temporary name of an object that is being written, or was when its writer died.
