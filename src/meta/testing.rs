@@ -20,6 +20,7 @@ use crate::util::clock::{SharedClock, SystemClock};
 use async_trait::async_trait;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
+pub use sluice_test_servers::{program, skip};
 use std::future::Future;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -31,19 +32,6 @@ use tokio::sync::OnceCell;
 
 /// Names the engine under test.
 pub const ENGINE_VARIABLE: &str = "SLUICE_TEST_META";
-
-/// Says why a test cannot run here. With SLUICE_TEST_ALL=1 that is a failure.
-pub fn skip(why: &str) {
-    assert!(std::env::var_os("SLUICE_TEST_ALL").is_none(), "cannot be skipped: {why}");
-    eprintln!("SKIPPED: {why}");
-}
-
-/// A program of the system, or of the test environment that `tools/test.sh` makes.
-pub fn program(name: &str) -> Option<PathBuf> {
-    let extra = std::env::var_os("SLUICE_TEST_BIN").map(PathBuf::from);
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    extra.into_iter().chain(std::env::split_paths(&path)).map(|dir| dir.join(name)).find(|file| file.is_file())
-}
 
 fn engine_under_test() -> String {
     std::env::var(ENGINE_VARIABLE).unwrap_or_else(|_| "memory".to_owned())

@@ -1,5 +1,6 @@
 //! Servers, volumes and mounts for the tests, all on loopback and in temporary directories, all gone when dropped.
 
+pub use sluice_test_servers::{free_port, program, skip};
 use std::fs::File;
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -30,19 +31,6 @@ pub enum Store {
     S3,
 }
 
-/// Says why a test cannot run here. With SLUICE_TEST_ALL=1 that is a failure.
-pub fn skip(why: &str) {
-    assert!(std::env::var_os("SLUICE_TEST_ALL").is_none(), "cannot be skipped: {why}");
-    eprintln!("SKIPPED: {why}");
-}
-
-/// A program of the system, or of the test environment that `tools/test.sh` makes.
-pub fn program(name: &str) -> Option<PathBuf> {
-    let extra = std::env::var_os("SLUICE_TEST_BIN").map(PathBuf::from);
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    extra.into_iter().chain(std::env::split_paths(&path)).map(|dir| dir.join(name)).find(|file| file.is_file())
-}
-
 /// Whether mounts are possible: root, /dev/fuse, and the programs named.
 pub fn ready(programs: &[&str]) -> bool {
     // SAFETY: geteuid has no preconditions.
@@ -71,10 +59,6 @@ impl Drop for Server {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("its address").port()
 }
 
 fn wait_for_port(port: u16, what: &str) {

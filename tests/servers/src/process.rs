@@ -1,0 +1,121 @@
+//! Server processes that end with the test process.
+
+use std::fs::File;
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Far more than a loaded machine needs.
+const READY_DEADLINE: Duration = Duration::from_secs(120);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Says why a test cannot run here. With SLUICE_TEST_ALL=1 that is a failure.
+pub fn skip(why: &str) {
+    assert!(std::env::var_os("SLUICE_TEST_ALL").is_none(), "cannot be skipped: {why}");
+    eprintln!("SKIPPED: {why}");
+}
+
+/// A program of the system, or of the test environment that `tools/test.sh` makes. Servers also lie where only the
+/// superuser's shell looks, and where Debian keeps those of which there may be several versions.
+pub fn program(name: &str) -> Option<PathBuf> {
+    let extra = std::env::var_os("SLUICE_TEST_BIN").map(PathBuf::from);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let versions = versions.map(|version| version.path().join("bin"));
+    let fixed = ["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from);
+    extra
+        .into_iter()
+        .chain(std::env::split_paths(&path))
+        .chain(fixed)
+        .chain(versions)
+        .map(|dir| dir.join(name))
+        .find(|file| file.is_file())
+}
+
+/// A port that nobody listens on now.
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("its address").port()
+}
+
+/// `sh -c KEEPER DIRECTORY SERVER ARGUMENT…`: runs a server until the keeper's own input ends, which it does with the
+/// process that started it, however that ends (what is static in a test process is never dropped); then removes the
+/// directory, if it is to.
+const KEEPER: &str = r#"
+trap '' INT
+"$@" </dev/null & server=$!
+read -r _
+kill -KILL $server
+wait $server 2>/dev/null
+[ -z "$keep" ] && rm -rf "$0"
+:
+"#;
+
+/// A server process. Dropping it kills it at once.
+pub struct Kept {
+    keeper: Child,
+    dir: PathBuf,
+}
+
+impl Kept {
+    /// Runs a command until this is dropped or the process ends. Its output goes to `log` in `dir`, its own directory,
+    /// which goes with it unless `keeps_dir`.
+    pub fn start(dir: &Path, command: &Command, keeps_dir: bool) -> Kept {
+        let log = File::options().create(true).append(true).open(dir.join("log")).expect("a log file");
+        let keeper = Command::new("sh")
+            .args(["-c", KEEPER])
+            .arg(dir)
+            .arg(command.get_program())
+            .args(command.get_args())
+            .envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))))
+            .env("keep", if keeps_dir { "yes" } else { "" })
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(log.try_clone().expect("a second descriptor"))
+            .stderr(log)
+            .spawn()
+            .expect("a shell");
+        Kept { keeper, dir: dir.to_owned() }
+    }
+
+    /// Waits until it answers, as `ready` tells. A server that ended, or that takes minutes, is a failure of the test.
+    pub fn wait_until(&mut self, what: &str, mut ready: impl FnMut() -> bool) {
+        let started = Instant::now();
+        while !ready() {
+            let ended = self.keeper.try_wait().expect("the state of the keeper").is_some();
+            if ended || started.elapsed() > READY_DEADLINE {
+                let log = std::fs::read_to_string(self.dir.join("log")).unwrap_or_default();
+                panic!("{what} does not come up:\n{log}");
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Waits until something listens on a port of loopback.
+    pub fn wait_for_port(&mut self, what: &str, port: u16) {
+        self.wait_until(what, || TcpStream::connect(("127.0.0.1", port)).is_ok());
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // The end of its input is the sign.
+        drop(self.keeper.stdin.take());
+        let _ = self.keeper.wait();
+    }
+}
+
+/// Runs a command to its end; anything but success is a failure of the test.
+#[track_caller]
+pub(crate) fn run(command: &mut Command) -> String {
+    let output = command.stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}{}",
+        output.status,
+        text(&output.stdout),
+        text(&output.stderr)
+    );
+    text(&output.stdout)
+}
