@@ -8,12 +8,28 @@ use crate::cache::BlockKey;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::Arc;
-use tokio::sync::watch;
+use std::sync::{Arc, OnceLock};
+use tokio::sync::Notify;
 
 /// What a flight ended with. Faults are shared, see [`again`].
 pub(super) type Landed = Result<Bytes, Arc<Fault>>;
-type Seat = watch::Receiver<Option<Landed>>;
+type Seat = Arc<Flight>;
+
+/// One load. Those who wait are woken in the order in which they came: a channel would spread them over lists by chance,
+/// and whoever reads first would be read for last.
+#[derive(Default)]
+pub(super) struct Flight {
+    landed: OnceLock<Landed>,
+    ended: Notify,
+}
+
+impl Flight {
+    fn end(&self, landed: Landed) {
+        // The first end counts; a pilot that has landed is dropped afterwards.
+        let _ = self.landed.set(landed);
+        self.ended.notify_waiters();
+    }
+}
 
 /// The loads under way.
 #[derive(Default)]
@@ -34,7 +50,7 @@ pub(super) enum Boarding {
 pub(super) struct Pilot {
     flights: Arc<Flights>,
     key: BlockKey,
-    seats: watch::Sender<Option<Landed>>,
+    flight: Seat,
 }
 
 impl Flights {
@@ -49,15 +65,15 @@ impl Flights {
         if let Some(seat) = flying.get(&key) {
             return Boarding::Joined(seat.clone());
         }
-        let (seats, seat) = watch::channel(None);
-        flying.insert(key, seat.clone());
-        Boarding::Pilot(Pilot { flights: self.clone(), key, seats }, seat)
+        let flight = Seat::default();
+        flying.insert(key, flight.clone());
+        Boarding::Pilot(Pilot { flights: self.clone(), key, flight: flight.clone() }, flight)
     }
 }
 
 impl Pilot {
     pub fn land(self, landed: Result<Bytes, Fault>) {
-        self.seats.send_replace(Some(landed.map_err(Arc::new)));
+        self.flight.end(landed.map_err(Arc::new));
     }
 }
 
@@ -69,18 +85,23 @@ impl Drop for Pilot {
         if flying.is_empty() && flying.capacity() > 64 {
             flying.shrink_to_fit();
         }
+        drop(flying);
+        let lost = Fault::internal("load block").source("the load ended without a result");
+        self.flight.end(Err(Arc::new(lost)));
     }
 }
 
 /// Waits for the end of a flight. The load has deadlines of its own.
-pub(super) async fn arrive(mut seat: Seat) -> Result<Bytes, Fault> {
-    match seat.wait_for(Option::is_some).await {
-        Ok(landed) => match landed.as_ref().expect("waited until it is there") {
-            Ok(block) => Ok(block.clone()),
-            Err(fault) => Err(again(fault)),
-        },
-        Err(_) => Err(Fault::internal("load block").source("the load ended without a result")),
-    }
+pub(super) async fn arrive(seat: Seat) -> Result<Bytes, Fault> {
+    let landed = loop {
+        let mut ended = std::pin::pin!(seat.ended.notified());
+        ended.as_mut().enable();
+        match seat.landed.get() {
+            Some(landed) => break landed,
+            None => ended.await,
+        }
+    };
+    landed.as_ref().map(Bytes::clone).map_err(again)
 }
 
 /// A fault for one more waiter: same kind, same text.

@@ -2,13 +2,16 @@
 //!
 //! A program hardly ever does one thing with a name. The kernel looks it up, and then comes the operation that begins
 //! with the very records which the lookup has read; the operation changes the directory, and then the kernel asks for
-//! its attributes. Operations that change something ([`super::txn::Operation::OPTIMISTIC`]) decide on known records and
+//! its attributes. Operations that change something ([`super::txn::Operation::RELIES_ON`]) decide on known records and
 //! have them guarded at commit like those they load themselves: when somebody else has changed one meanwhile, the commit
 //! is refused, and the operation starts anew with nothing known. So this saves trips and never decides anything. An
 //! operation that would fail, or that has nothing to change, asks before it says so.
 //!
-//! Known are attributes, entries and sessions. All but sessions, which only their owner changes, are forgotten after
-//! [`FRESH`]: fields that no decision looks at go into replies, and must not be older than that.
+//! Known are attributes, entries and sessions. How old they may be depends on what they are for. An operation that
+//! answers with attributes takes what is [`FRESH`], for fields that no decision looks at go into its reply; one that
+//! answers with nothing takes what is [`USEFUL`]. A kernel that asks for attributes gets those that are no older than it
+//! would have believed them itself, and is told their age. For that what is known must never be older than what a
+//! kernel was told since: whatever tells a kernel of a node notes it here.
 
 use super::engine::Change;
 use super::record::{Key, Record};
@@ -21,8 +24,11 @@ use tokio::time::Instant;
 
 /// How long a record counts as just read: from one request of a program to its next.
 pub const FRESH: Duration = Duration::from_millis(100);
-/// Records kept: some hundred kilobytes.
-const RECORDS_MAX: usize = 4096;
+/// How long a record is worth relying on: from the listing of a directory to the removal of what is in it. The older it
+/// is, the likelier a trip is lost to somebody else's change.
+pub const USEFUL: Duration = Duration::from_secs(5);
+/// Records kept: a megabyte or two.
+const RECORDS_MAX: usize = 8192;
 /// How long own changes are remembered at least ([`Known::touched_since`]).
 pub const TOUCHED_FOR: Duration = Duration::from_secs(5);
 /// Changed nodes and entries remembered at a time, twice.
@@ -62,15 +68,37 @@ impl Known {
         }
     }
 
-    /// What is known of a record: `None` is nothing, `Some(None)` that there is none.
-    pub fn get(&self, key: &Key) -> Option<Option<Record>> {
-        self.records.lock().get(key).filter(|noted| is_fresh(key, noted)).map(|noted| noted.record.clone())
+    /// Takes down what was asked for at a time that has passed and has arrived by now. Where another answer arrived or a
+    /// change was made meanwhile, nobody can tell which is newer: then nothing is known, unless they agree.
+    pub fn note_earlier(&self, items: impl IntoIterator<Item = (Key, Record, Instant)>) {
+        let now = Instant::now();
+        let (mut records, touched) = (self.records.lock(), self.touched.lock());
+        for (key, record, at) in items {
+            if !Known::holds(&key) {
+                continue;
+            }
+            let record = Some(record);
+            match records.get(&key) {
+                Some(noted) if noted.at >= at && noted.record == record => {}
+                Some(noted) if noted.at >= at => drop(records.remove(&key)),
+                _ if touched.since(&key, at) => drop(records.remove(&key)),
+                _ => {
+                    make_room(&mut records, now);
+                    records.insert(key, Noted { record, at });
+                }
+            }
+        }
     }
 
-    /// Attributes, with their age.
-    pub fn attr(&self, ino: Ino) -> Option<(Attr, Duration)> {
+    /// What is known of a record and no older than `within`: `None` is nothing, `Some(None)` that there is none.
+    pub fn get(&self, key: &Key, within: Duration) -> Option<Option<Record>> {
+        self.records.lock().get(key).filter(|noted| is_within(key, noted, within)).map(|noted| noted.record.clone())
+    }
+
+    /// Attributes no older than `within`, with their age.
+    pub fn attr(&self, ino: Ino, within: Duration) -> Option<(Attr, Duration)> {
         let (key, records) = (Key::Attr(ino), self.records.lock());
-        let noted = records.get(&key).filter(|noted| is_fresh(&key, noted))?;
+        let noted = records.get(&key).filter(|noted| is_within(&key, noted, within))?;
         match &noted.record {
             Some(Record::Attr(attr)) => Some((*attr, noted.at.elapsed())),
             _ => None,
@@ -147,16 +175,17 @@ impl Known {
     }
 }
 
-fn is_fresh(key: &Key, noted: &Noted) -> bool {
-    matches!(key, Key::Session(_)) || noted.at.elapsed() < FRESH
+/// Sessions are changed by their owner alone, and do not age.
+fn is_within(key: &Key, noted: &Noted, within: Duration) -> bool {
+    matches!(key, Key::Session(_)) || noted.at.elapsed() < within.min(USEFUL)
 }
 
 fn make_room(records: &mut HashMap<Key, Noted>, now: Instant) {
-    if records.len() >= RECORDS_MAX {
-        records.retain(|key, noted| matches!(key, Key::Session(_)) || now - noted.at < FRESH);
-        if records.len() >= RECORDS_MAX {
-            records.clear();
+    for limit in [USEFUL, FRESH, Duration::ZERO] {
+        if records.len() < RECORDS_MAX {
+            return;
         }
+        records.retain(|key, noted| matches!(key, Key::Session(_)) || now - noted.at < limit);
     }
 }
 

@@ -106,6 +106,26 @@ async fn what_is_known_decides_nothing() {
     assert_eq!(there.getattr(target).await.expect_err("replaced").errno(), Errno::ENOENT);
 }
 
+/// What answers with no attributes relies on records of some seconds ago; what somebody else changed since is noticed.
+#[tokio::test]
+async fn removals_and_moves_rely_on_what_is_older() {
+    let (engine, here, there) = two().await;
+    let once = |trips: Trips| (trips.read, trips.load, trips.commit, trips.scan);
+    for text in ["a", "b", "c"] {
+        create(&here, text).await.expect("made");
+    }
+    look(&here, "free").await;
+    tokio::time::sleep(FRESH + Duration::from_millis(20)).await;
+    engine.take();
+    unlink(&here, "a").await.expect("removed");
+    rename(&here, "b", "free").await.expect("moved");
+    assert_eq!(once(engine.take()), (0, 0, 2, 0));
+    let other = create(&there, "other").await.expect("made");
+    rename(&there, "other", "c").await.expect("moved over");
+    unlink(&here, "c").await.expect("removed");
+    assert_eq!(there.getattr(other).await.expect_err("it was this one").errno(), Errno::ENOENT);
+}
+
 #[tokio::test]
 async fn a_directory_is_known_as_this_client_left_it() {
     let (engine, here, _) = two().await;
@@ -113,13 +133,15 @@ async fn a_directory_is_known_as_this_client_left_it() {
     let dir = NewNode { kind: Kind::Directory, ..FILE };
     let made = here.create(&Caller::root(), Ino::ROOT, &name("d"), &dir).await.expect("made");
     engine.take();
-    let known = [here.known_dir(Ino::ROOT).await, here.known_dir(made.ino).await];
+    let known = [here.known_attr(Ino::ROOT, FRESH), here.known_attr(made.ino, FRESH)];
     assert_eq!(engine.take().total(), 0);
-    let known = known.map(|known| known.expect("asked for nothing").expect("just changed").0);
+    let known = known.map(|known| known.expect("just changed").0);
     let stored = [here.getattr(Ino::ROOT).await.expect("there"), here.getattr(made.ino).await.expect("there")];
     assert_eq!(known, stored);
     let ino = file(&here, "f").await;
-    assert_eq!(here.known_dir(ino).await.expect("asked for nothing"), None, "a file");
+    let known = here.known_attr(ino, FRESH).expect("just made").0;
+    assert_eq!(known, here.getattr(ino).await.expect("there"));
+    assert_eq!(here.known_attr(ino, Duration::ZERO), None, "for a kernel that believes nothing");
 }
 
 fn attr(ino: u64, length: u64) -> (Key, Record) {
@@ -127,7 +149,7 @@ fn attr(ino: u64, length: u64) -> (Key, Record) {
 }
 
 fn length(known: &Known, ino: u64) -> Option<u64> {
-    known.attr(Ino(ino)).map(|(attr, _)| attr.length)
+    known.attr(Ino(ino), FRESH).map(|(attr, _)| attr.length)
 }
 
 #[tokio::test(start_paused = true)]
@@ -153,9 +175,37 @@ async fn what_was_read_amid_a_commit_is_not_known_after_it() {
     known.committed(&[Change::Put(key.clone(), record)], Instant::now(), true);
     assert_eq!(length(&known, 5), Some(1));
     known.committed(&[Change::Delete(key.clone())], Instant::now() + Duration::from_millis(1), true);
-    assert_eq!(known.get(&key), Some(None));
+    assert_eq!(known.get(&key, FRESH), Some(None));
     tokio::time::advance(FRESH).await;
-    assert_eq!((length(&known, 3), known.get(&key)), (None, None), "too old");
+    assert_eq!((length(&known, 3), known.get(&key, FRESH)), (None, None), "too old");
+    assert_eq!(known.get(&key, USEFUL), Some(None), "not for this");
+    tokio::time::advance(USEFUL).await;
+    assert_eq!(known.get(&key, Duration::MAX), None);
+}
+
+/// A listing tells of a moment that has passed.
+#[tokio::test(start_paused = true)]
+async fn what_was_asked_for_earlier_is_no_newer_than_what_came_meanwhile() {
+    let known = Known::default();
+    let tick = || tokio::time::advance(Duration::from_millis(1));
+    let listed = |ino, length, at| {
+        let (key, record) = attr(ino, length);
+        known.note_earlier([(key, record, at)]);
+    };
+    let first = Instant::now();
+    tick().await;
+    let (key, record) = attr(1, 20);
+    known.note(&key, Some(&record));
+    known.committed(&[Change::Patch(Ino(2), AttrPatch::new().grow_to(9))], Instant::now(), true);
+    tick().await;
+    let (key, record) = attr(4, 10);
+    known.note(&key, Some(&record));
+    for ino in [1, 2, 3, 4] {
+        listed(ino, 10, first);
+    }
+    assert_eq!([1, 2, 3, 4].map(|ino| length(&known, ino)), [None, None, Some(10), Some(10)]);
+    listed(3, 11, Instant::now());
+    assert_eq!(known.attr(Ino(3), FRESH).map(|(attr, age)| (attr.length, age)), Some((11, Duration::ZERO)));
 }
 
 #[tokio::test(start_paused = true)]

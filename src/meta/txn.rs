@@ -30,8 +30,9 @@ pub trait Operation: Send + Sync {
     /// For metrics and logs; the name of the operation in words of the field.
     const NAME: &'static str;
     type Output: Send;
-    /// Whether it may decide on what is known ([`super::known`]): operations that follow a lookup, and change something.
-    const OPTIMISTIC: bool = false;
+    /// How old the records may be that it decides on without asking ([`super::known`]): more than nothing for operations
+    /// that follow a lookup and change something.
+    const RELIES_ON: Duration = Duration::ZERO;
 
     /// Loads, decides, lists changes. The order of its lines is the order of the errors a caller can see.
     /// May run several times; nothing it does before the commit may have an effect outside `tx`.
@@ -77,14 +78,14 @@ pub async fn drive<O: Operation>(
     op: &O,
     known: &Known,
 ) -> Outcome<Done<O::Output>> {
-    let mut optimistic = O::OPTIMISTIC;
+    let mut relies_on = O::RELIES_ON;
     let mut first_conflict = None;
     let mut conflicts = 0u32;
     let mut faults = Faults::default();
     loop {
-        match attempt(engine, now(), op, known, optimistic).await {
+        match attempt(engine, now(), op, known, relies_on).await {
             Ok(done) => return Ok(done),
-            Err(Failed::Mistaken) => optimistic = false,
+            Err(Failed::Mistaken) => relies_on = Duration::ZERO,
             Err(Failed::Conflict) => {
                 conflicts += 1;
                 let first = *first_conflict.get_or_insert_with(Instant::now);
@@ -95,7 +96,7 @@ pub async fn drive<O: Operation>(
             }
             Err(Failed::Undetermined(fault, usage)) => {
                 tracing::warn!(operation = O::NAME, "commit without a reply, looking whether it was applied: {fault}");
-                optimistic = false;
+                relies_on = Duration::ZERO;
                 match settle(engine, now(), op, known, &mut faults).await? {
                     Settled::Applied(output) => return Ok(Done { output, committed: Committed::default(), usage }),
                     Settled::NotApplied if faults.another_try() => faults.pause().await,
@@ -126,10 +127,10 @@ async fn attempt<O: Operation>(
     now: Timestamp,
     op: &O,
     known: &Known,
-    optimistic: bool,
+    relies_on: Duration,
 ) -> Result<Done<O::Output>, Failed> {
     let mut tx = Tx::new(engine, now, known);
-    tx.optimistic = optimistic;
+    tx.relies_on = relies_on;
     let output = match op.run(&mut tx).await {
         Ok(output) => output,
         Err(_) if tx.relied => return Err(Failed::Mistaken),
@@ -256,8 +257,8 @@ pub struct Tx<'a> {
     changes: Vec<Change>,
     conflicted: bool,
     known: &'a Known,
-    /// Known records need not be loaded.
-    optimistic: bool,
+    /// Known records that are no older need not be loaded.
+    relies_on: Duration,
     /// One of them was not.
     relied: bool,
 }
@@ -278,7 +279,7 @@ impl<'a> Tx<'a> {
             changes: Vec::new(),
             conflicted: false,
             known,
-            optimistic: false,
+            relies_on: Duration::ZERO,
             relied: false,
         }
     }
@@ -313,10 +314,11 @@ impl<'a> Tx<'a> {
 
     /// What is known, and the rest loaded.
     async fn fetch(&mut self, keys: &[Key]) -> Outcome<Vec<Option<Record>>> {
-        if !self.optimistic {
+        if self.relies_on.is_zero() {
             return self.fetch_all(keys).await;
         }
-        let mut records: Vec<Option<Option<Record>>> = keys.iter().map(|key| self.known.get(key)).collect();
+        let mut records: Vec<Option<Option<Record>>> =
+            keys.iter().map(|key| self.known.get(key, self.relies_on)).collect();
         let missing: Vec<Key> =
             keys.iter().zip(&records).filter(|(_, record)| record.is_none()).map(|(key, _)| key.clone()).collect();
         self.relied |= missing.len() < keys.len();

@@ -11,6 +11,7 @@ use crate::meta::ops::rename::RenameMode;
 use crate::object::mem::MemStore;
 use crate::util::clock::SystemClock;
 use crate::vfs::Vfs;
+use crate::vfs::dirs::DirItem;
 use crate::vfs::tests::client_believing;
 use rand::{Rng, SeedableRng};
 use std::collections::BTreeMap;
@@ -45,6 +46,22 @@ async fn look(vfs: &Vfs, number: usize) -> Option<Found> {
         tokio::task::yield_now().await;
     }
     found.ok()
+}
+
+async fn list(vfs: &Vfs) -> Vec<DirItem> {
+    let handle = vfs.opendir(&Caller::root(), Ino::ROOT).await.expect("opened").handle;
+    let mut items = Vec::new();
+    loop {
+        let offset = items.last().map_or(0, |item: &DirItem| item.next);
+        let page = vfs.readdir(Ino::ROOT, handle, offset, true).await.expect("listed");
+        if page.is_empty() {
+            break;
+        }
+        items.extend(page);
+    }
+    vfs.releasedir(handle).await.expect("closed");
+    items.retain(|item| item.name.as_bytes().starts_with(b"f"));
+    items
 }
 
 /// Whether a lookup asks the metadata.
@@ -94,7 +111,7 @@ async fn answers_are_as_old_as_they_say_at_most() {
     let mut own = [[0; NAMES]; 2];
     // What each was told of a node.
     let mut told: [HashMap<Ino, Mode>; 2] = Default::default();
-    let (mut from_listing, mut old) = (0, 0);
+    let (mut from_listing, mut old, mut known) = (0, 0, 0);
     for _ in 0..4000 {
         if random.random_bool(0.3) {
             tokio::time::advance(Duration::from_millis(random.random_range(1..60))).await;
@@ -143,6 +160,32 @@ async fn answers_are_as_old_as_they_say_at_most() {
             told[who].insert(*ino, *mode);
             continue;
         }
+        if random.random_bool(0.01) {
+            for item in list(vfs).await {
+                let attr = item.attr.expect("there");
+                let before = told[who].insert(item.ino, attr.mode);
+                assert!(before.is_none_or(|before| before <= attr.mode), "listed as before");
+            }
+            continue;
+        }
+        // What a kernel asks for that has been told of the node, and believes its entry still.
+        if random.random_bool(0.3)
+            && let Some((ino, _)) = now.get(&number)
+            && let Some(before) = told[who].get(ino).copied()
+        {
+            engine.take();
+            let (attr, age) = vfs.getattr_for_kernel(*ino).await.expect("there");
+            let asked = engine.take().total() > 0;
+            assert!(age < BELIEF && (!asked || age.is_zero()));
+            known += usize::from(!asked);
+            let since = Instant::now() - age;
+            let first = states.partition_point(|(at, _)| *at < since).saturating_sub(1);
+            let mut modes = states[first..].iter().flat_map(|(_, state)| state.values());
+            assert!(modes.any(|node| *node == (*ino, attr.mode)), "{ino} was {:o} {age:?} ago", attr.mode);
+            assert!(before <= attr.mode, "went back from {before:?} to {}", attr.mode);
+            told[who].insert(*ino, attr.mode);
+            continue;
+        }
         engine.take();
         let found = look(vfs, number).await;
         let asked = engine.take().total() > 0;
@@ -167,7 +210,42 @@ async fn answers_are_as_old_as_they_say_at_most() {
     }
     // Else nothing was tried.
     assert!(from_listing > 100, "{from_listing} answers from listings");
+    assert!(known > 100, "{known} answers from what is known");
     println!("{from_listing} answers from listings, {old} of them older than the last change");
+}
+
+/// What a program does with each file of a directory that it has made, or that it lists: `stat` asks for nothing, reading
+/// takes one trip, removing one commit.
+#[tokio::test(start_paused = true)]
+async fn work_on_what_is_known_takes_no_more_trips_than_it_must() {
+    let engine = engine();
+    let vfs = client(&engine, BELIEF).await;
+    let root = Caller::root();
+    let mut inodes = Vec::new();
+    for number in 0..50 {
+        inodes.push(create(&vfs, number, 0o600).await);
+    }
+    tokio::time::advance(BELIEF / 2).await;
+    engine.take();
+    for ino in &inodes {
+        vfs.getattr_for_kernel(*ino).await.expect("there");
+    }
+    assert_eq!(engine.take().total(), 0, "stat of what was just made");
+    for ino in &inodes {
+        let opened = vfs.open(&root, *ino, libc::O_RDONLY).await.expect("opened");
+        vfs.read(*ino, opened.handle, 0, 10).await.expect("read");
+        vfs.release(*ino, opened.handle).await.expect("closed");
+    }
+    assert_eq!(engine.take().total(), 50, "open, read, close");
+    tokio::time::advance(Duration::from_secs(60)).await;
+    list(&vfs).await;
+    tokio::time::advance(BELIEF / 2).await;
+    engine.take();
+    for number in 0..50 {
+        vfs.unlink(&root, Ino::ROOT, &name(number)).await.expect("removed");
+    }
+    let trips = engine.take();
+    assert_eq!((trips.commit, trips.load + trips.scan), (50, 0), "unlink of what was listed");
 }
 
 #[tokio::test(start_paused = true)]

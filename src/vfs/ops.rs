@@ -8,8 +8,8 @@ use super::seen::Stamp;
 use super::writer::FILE_BYTES_MAX;
 use super::{Opened, Vfs};
 use crate::base::mode::Mode;
-use crate::base::{Attr, Errno, Ino, Kind, Name, Outcome};
-use crate::meta::known::TOUCHED_FOR;
+use crate::base::{Attr, ChunkIndex, Errno, Ino, Kind, Name, Outcome};
+use crate::meta::known::{Known, TOUCHED_FOR};
 use crate::meta::ops::attr::SetAttr;
 use crate::meta::ops::create::NewNode;
 use crate::meta::ops::rename::RenameMode;
@@ -63,18 +63,16 @@ impl Vfs {
         let found = self.ahead.find(parent, name, known)?;
         // What follows a lookup begins with these; whether they still hold is found out then.
         let Entry { ino, attr } = found.entry;
-        known.note(&Key::Dentry(parent, name.clone()), Some(&Record::Dentry(Dentry { kind: attr.kind, ino })));
-        if !attr.is_dir() {
-            known.note(&Key::Attr(ino), Some(&Record::Attr(attr)));
-        }
+        let asked = Instant::now().checked_sub(found.age)?;
+        note_shown(known, parent, [(name.clone(), ino, attr, asked)]);
         Some(found)
     }
 
-    /// As `getattr`, with the age of the answer. A kernel asks for the attributes of a directory after everything that it
-    /// has changed in it, and they are known then.
+    /// As `getattr`, with the age of the answer. A kernel asks for the attributes of what it has changed, and they are
+    /// known then. Those of an open file are always asked for.
     pub async fn getattr_for_kernel(&self, ino: Ino) -> Outcome<(Attr, Duration)> {
-        if !self.settings.belief.is_zero()
-            && let Some(known) = self.meta.known_dir(ino).await?
+        if self.files.get(ino).is_none()
+            && let Some(known) = self.meta.known_attr(ino, self.settings.belief)
         {
             return Ok(known);
         }
@@ -254,14 +252,27 @@ impl Vfs {
     /// Looks at a file that is being opened: the stamp that is stored, and its attributes with what only this client
     /// knows.
     async fn check_open(&self, caller: &Caller, file: &File, flags: i32) -> Outcome<(Stamp, Attr)> {
-        let version = file.version();
-        let mut attr = self.meta.check_open(caller, file.ino, flags).await?;
+        let (version, is_new) = {
+            let state = file.state();
+            (state.version, state.seen.is_none())
+        };
+        // Most files are read from their beginning, as soon as they are open.
+        let (mut attr, first) = match is_new && flags & libc::O_ACCMODE == libc::O_RDONLY {
+            true => self.meta.check_open_to_read(caller, file.ino, flags).await?,
+            false => (self.meta.check_open(caller, file.ino, flags).await?, None),
+        };
         self.ahead.asked(file.ino);
         if flags & libc::O_ACCMODE != libc::O_WRONLY {
             self.accessed(file.ino, &mut attr).await;
         }
         let stored = Stamp::of(&attr);
-        if file.observe(&mut attr, version) { Ok((stored, attr)) } else { self.look_again(file).await }
+        if !file.observe(&mut attr, version) {
+            return self.look_again(file).await;
+        }
+        if let Some(records) = first {
+            self.take_view(file, ChunkIndex(0), records, stored);
+        }
+        Ok((stored, attr))
     }
 
     /// Looks at an open file: the stamp that is stored, and its attributes with what only this client knows.
@@ -414,6 +425,12 @@ impl Vfs {
         if plus {
             self.refresh_listed(ino, &mut items).await?;
         }
+        if plus {
+            // What is listed is about to be worked on.
+            let listed = items.iter().filter(|item| !item.name.is_dot() && !item.name.is_dot_dot());
+            let listed = listed.filter_map(|item| Some((item.name.clone(), item.ino, item.attr?, item.asked)));
+            note_shown(self.meta.known(), ino, listed);
+        }
         for item in &mut items {
             if let (Some(attr), Some(file)) = (&mut item.attr, self.files.get(item.ino)) {
                 file.complete(attr);
@@ -505,6 +522,24 @@ impl Vfs {
     pub async fn access(&self, caller: &Caller, ino: Ino, mask: u8) -> Outcome<()> {
         self.meta.access(caller, ino, mask).await
     }
+}
+
+/// Entries that a kernel is told of, with attributes as they are shown and the time when they were asked for, become
+/// known: it takes them for looked up.
+fn note_shown(known: &Known, dir: Ino, entries: impl IntoIterator<Item = (Name, Ino, Attr, Instant)>) {
+    let mut unlike = Vec::new();
+    let noted = entries.into_iter().flat_map(|(name, ino, attr, asked)| {
+        let dentry = Record::Dentry(Dentry { kind: attr.kind, ino });
+        // Links in the trash are stored and not shown.
+        let as_stored = attr.is_dir() || !(attr.parent == Ino::MANY || attr.parent.is_hourly());
+        if !as_stored {
+            unlike.push(Key::Attr(ino));
+        }
+        let node = as_stored.then(|| (Key::Attr(ino), Record::Attr(attr), asked));
+        [Some((Key::Dentry(dir, name), dentry, asked)), node].into_iter().flatten()
+    });
+    known.note_earlier(noted);
+    known.forget(&unlike);
 }
 
 /// Reads a directory whose files are being looked up one by one. Nobody waits for it.

@@ -6,6 +6,7 @@
 use super::Vfs;
 use super::file::{ChunkView, File, Uncommitted};
 use super::handle::{FileHandle, Handle};
+use super::seen::Stamp;
 use crate::base::{CHUNK_BYTES, ChunkIndex, Errno, Fault, FaultKind, Ino, Outcome, Slice};
 use crate::buf::Payload;
 use futures::future::{join_all, try_join_all};
@@ -182,6 +183,18 @@ impl Vfs {
         drop(state);
         self.suggest_compaction(file.ino, index, view.records().len(), view.pieces().len());
         Ok(view)
+    }
+
+    /// A chunk that was read together with the attributes of this stamp, if the file still is what they say.
+    pub(super) fn take_view(&self, file: &File, index: ChunkIndex, records: Vec<Slice>, of: Stamp) {
+        let view = Arc::new(ChunkView::new(records));
+        let mut state = file.state();
+        if state.seen != Some(of) || state.chunks.contains_key(&index) {
+            return;
+        }
+        state.chunks.insert(index, view.clone());
+        drop(state);
+        self.suggest_compaction(file.ino, index, view.records().len(), view.pieces().len());
     }
 
     async fn gather(&self, pieces: &[Slice]) -> Result<Payload, Fault> {

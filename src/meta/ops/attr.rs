@@ -4,7 +4,7 @@
 use super::access::permit;
 use super::acl::{self, Ruled};
 use crate::base::mode::{GROUP_EXECUTE, PERMISSION_BITS, READ, SGID, SUID, WRITE, flag};
-use crate::base::{Attr, AttrPatch, Errno, Ino, Kind, Mode, Outcome, Timestamp};
+use crate::base::{Attr, AttrPatch, ChunkIndex, Errno, FaultKind, Ino, Kind, Mode, Outcome, Slice, Stop, Timestamp};
 use crate::meta::txn::{AttrOf, Operation, Seen, Settled, Tx};
 use crate::meta::{Caller, Meta};
 
@@ -284,6 +284,29 @@ impl Meta {
         let attr = self.stored_attr(ino).await?;
         op.judge(&attr)?;
         self.shown(ino, attr).await
+    }
+
+    /// As `check_open` for a file that is about to be read, with the list of its first chunk as of the same moment, which
+    /// so costs no trip of its own. `None` where it would.
+    pub async fn check_open_to_read(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        flags: i32,
+    ) -> Outcome<(Attr, Option<Vec<Slice>>)> {
+        let op = CheckOpen { meta: self, caller, ino, flags };
+        if op.writes() || (caller.check && !caller.is_root()) {
+            return Ok((self.check_open(caller, ino, flags).await?, None));
+        }
+        let (attr, first) = match self.stored_attr_and_chunk(ino, ChunkIndex(0)).await {
+            // If it is the list, that concerns who reads it.
+            Err(Stop::Fault(fault)) if fault.kind() == FaultKind::Corrupt => {
+                return Ok((self.check_open(caller, ino, flags).await?, None));
+            }
+            looked => looked?,
+        };
+        op.judge(&attr)?;
+        Ok((self.shown(ino, attr).await?, Some(first)))
     }
 }
 

@@ -5,6 +5,7 @@ use super::acl::{self, Inherited, RuleBook, Ruled};
 use crate::base::mode::{EXECUTE, GROUP_EXECUTE, Mode, PERMISSION_BITS, SGID, WRITE, flag};
 use crate::base::{Attr, AttrPatch, Errno, Ino, Kind, Name, Outcome};
 use crate::meta::engine::Change;
+use crate::meta::known::FRESH;
 use crate::meta::record::{DirStat, Key, Record};
 use crate::meta::txn::{AttrOf, DentryOf, Operation, Seen, Settled, Tx};
 use crate::meta::{Caller, Entry, Meta};
@@ -38,7 +39,7 @@ struct Create<'a> {
 
 impl Operation for Create<'_> {
     const NAME: &'static str = "create";
-    const OPTIMISTIC: bool = true;
+    const RELIES_ON: Duration = FRESH;
     type Output = Ruled<Entry>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Outcome<Ruled<Entry>> {

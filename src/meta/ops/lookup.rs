@@ -123,12 +123,11 @@ impl Meta {
         }
     }
 
-    /// The attributes of a directory that this client has just read or changed, with their age, if it has.
-    pub async fn known_dir(&self, ino: Ino) -> Outcome<Option<(Attr, Duration)>> {
-        match self.known().attr(ino) {
-            Some((attr, age)) if attr.is_dir() => Ok(Some((self.shown(ino, attr).await?, age))),
-            _ => Ok(None),
-        }
+    /// The attributes of a node that this client has read or changed within a time, with their age: if it has, and they
+    /// tell all that is shown.
+    pub fn known_attr(&self, ino: Ino, within: Duration) -> Option<(Attr, Duration)> {
+        let (attr, age) = self.known().attr(ino, within)?;
+        (!self.shows_by_parents(ino, &attr)).then(|| (self.shown_with(ino, attr, 0), age))
     }
 
     /// The target of a symlink; EINVAL for any other node.

@@ -11,12 +11,14 @@ use super::unlink::{Removal, Removed, drop_name, negative, removable, removable_
 use crate::base::mode::{EXECUTE, STICKY, WRITE, flag};
 use crate::base::{Attr, AttrPatch, Errno, Fault, Ino, Kind, Name, Outcome};
 use crate::meta::engine::Change;
+use crate::meta::known::USEFUL;
 use crate::meta::record::{Dentry, DirStat, Key, Record};
 use crate::meta::trash::{self, SpotOf};
 use crate::meta::txn::{AttrOf, DentryOf, HasEntries, Operation, Seen, Settled, Tx};
 use crate::meta::{Caller, Meta};
 use parking_lot::Mutex;
 use std::collections::HashSet;
+use std::time::Duration;
 
 /// What happens to an entry that has the new name already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +56,7 @@ struct Rename<'a> {
 
 impl Operation for Rename<'_> {
     const NAME: &'static str = "rename";
-    const OPTIMISTIC: bool = true;
+    const RELIES_ON: Duration = USEFUL;
     /// `None`: the replaced entry goes to the trash and there is no hourly directory yet, or no more.
     type Output = Option<Renamed>;
 

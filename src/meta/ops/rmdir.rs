@@ -5,11 +5,13 @@ use super::unlink::{Removal, removable_from};
 use crate::base::mode::{EXECUTE, WRITE, flag};
 use crate::base::{AttrPatch, Errno, FieldMask, Ino, Kind, Name, Outcome};
 use crate::meta::engine::Change;
+use crate::meta::known::USEFUL;
 use crate::meta::record::{DirStat, Key, QuotaOwner};
 use crate::meta::trash::{self, Spot, SpotOf};
 use crate::meta::txn::{AttrOf, DentryOf, HasEntries, Operation, Seen, Settled, Tx};
 use crate::meta::{Caller, Meta};
 use parking_lot::Mutex;
+use std::time::Duration;
 
 struct Rmdir<'a> {
     caller: &'a Caller,
@@ -22,7 +24,7 @@ struct Rmdir<'a> {
 
 impl Operation for Rmdir<'_> {
     const NAME: &'static str = "rmdir";
-    const OPTIMISTIC: bool = true;
+    const RELIES_ON: Duration = USEFUL;
     /// `None`: the hourly directory is no more, ask for another one.
     type Output = Option<Ino>;
 

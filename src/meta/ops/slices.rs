@@ -10,11 +10,13 @@ use crate::base::{
 };
 use crate::meta::Meta;
 use crate::meta::engine::{Change, Committed};
+use crate::meta::known::FRESH;
 use crate::meta::record::{DirStat, Key, Record};
 use crate::meta::session::{require_alive, session_of};
 use crate::meta::txn::{AttrOf, ChunkOf, LinkParentsOf, Operation, Peek, Seen, Settled, Tx, possible};
 use parking_lot::Mutex;
 use std::ops::Range;
+use std::time::Duration;
 
 /// The longest a file can be: chunk indexes have 31 bits (`spec/metadata.md` section 0).
 pub const LENGTH_BYTES_MAX: u64 = (1 << 57) - 1;
@@ -95,7 +97,7 @@ struct Attempt {
 
 impl Operation for AppendSlices<'_> {
     const NAME: &'static str = "append_slice";
-    const OPTIMISTIC: bool = true;
+    const RELIES_ON: Duration = FRESH;
     /// The second is the list lengths, when they were looked at; the third, that nothing came between.
     type Output = (Attr, Vec<usize>, bool);
 
@@ -190,6 +192,19 @@ impl Meta {
     pub async fn read_chunk(&self, ino: Ino, index: ChunkIndex) -> Outcome<Vec<Slice>> {
         let key = Key::Chunk(ino, index);
         possible(&key, self.read(std::slice::from_ref(&key)).await?.pop().flatten())
+    }
+
+    /// The attributes of a node and one of its chunks, of the same moment; ENOENT when it is gone.
+    pub(super) async fn stored_attr_and_chunk(&self, ino: Ino, index: ChunkIndex) -> Outcome<(Attr, Vec<Slice>)> {
+        let keys = [Key::Attr(ino), Key::Chunk(ino, index)];
+        let mut records = self.read(&keys).await?;
+        let list = possible(&keys[1], records.pop().flatten())?;
+        let attr = records.pop().flatten();
+        self.known().note(&keys[0], attr.as_ref());
+        match attr {
+            Some(Record::Attr(attr)) => Ok((attr, list)),
+            _ => Err(Errno::ENOENT.into()),
+        }
     }
 
     /// As `read_chunk`, for who reads through a handle: ENOENT when another client has removed the file. Its chunks go

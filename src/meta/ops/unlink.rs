@@ -8,6 +8,7 @@ use super::create::touch_dir;
 use crate::base::mode::{EXECUTE, WRITE, flag};
 use crate::base::{Attr, AttrPatch, Errno, Ino, Kind, Name, Outcome, SessionId};
 use crate::meta::engine::Change;
+use crate::meta::known::USEFUL;
 use crate::meta::record::{DirStat, Key, Record};
 use crate::meta::session::{require_alive, session_of};
 use crate::meta::trash::{self, Spot, SpotOf};
@@ -47,7 +48,7 @@ struct Unlink<'a> {
 
 impl Operation for Unlink<'_> {
     const NAME: &'static str = "unlink";
-    const OPTIMISTIC: bool = true;
+    const RELIES_ON: Duration = USEFUL;
     /// `None`: the hourly directory is no more, ask for another one.
     type Output = Option<Removed>;
 
