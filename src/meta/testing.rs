@@ -343,6 +343,10 @@ impl Engine for TestEngine {
         self.lists_chunks_of_file
     }
 
+    fn batch_max(&self) -> usize {
+        self.inner.batch_max()
+    }
+
     async fn prepare(&self) -> EngineResult<()> {
         self.inner.prepare().await
     }
