@@ -32,7 +32,7 @@ mod codec;
 pub mod etcd;
 mod scan;
 #[cfg(test)]
-mod tests;
+pub mod tests;
 mod usage;
 mod view;
 
