@@ -89,6 +89,8 @@ pub enum Crash {
     BeforeCommit { ttl: Duration },
     /// The first key is committed, and with it the transaction; the others are still locked.
     AfterPrimary,
+    /// All but the first key are locked: locks go out to all regions at once, and that one did not arrive.
+    WithoutPrimary { ttl: Duration },
 }
 
 /// A running server. It goes with this value, or with the process.
@@ -189,13 +191,15 @@ impl TestTikv {
     /// Answers with its start timestamp. Panics if something keeps it from locking.
     pub fn crash(&self, writes: &[(&[u8], Option<&[u8]>)], crash: Crash) -> Ts {
         let mut state = self.shared.state.lock();
+        state.mvcc.settle();
         let start_ts = self.now();
         let ttl = match crash {
-            Crash::BeforeCommit { ttl } => ttl,
+            Crash::BeforeCommit { ttl } | Crash::WithoutPrimary { ttl } => ttl,
             Crash::AfterPrimary => Duration::from_secs(20),
         };
+        let skip = usize::from(matches!(crash, Crash::WithoutPrimary { .. }));
         let request = Prewrite {
-            mutations: writes.iter().map(|(key, value)| mutation(key, *value)).collect(),
+            mutations: writes[skip..].iter().map(|(key, value)| mutation(key, *value)).collect(),
             primary: writes[0].0.to_vec(),
             start_ts,
             ttl_ms: ttl.as_millis() as u64,
@@ -205,8 +209,8 @@ impl TestTikv {
         let keys: Vec<Key> = writes.iter().map(|(key, _)| key.to_vec()).collect();
         if crash == Crash::AfterPrimary {
             state.mvcc.commit(&keys[..1], start_ts, self.now()).expect("a commit of the primary");
-            state.wake();
         }
+        state.wake();
         self.left.lock().insert(start_ts, keys);
         start_ts
     }
@@ -223,7 +227,8 @@ impl TestTikv {
 
 // A look inside, past all locks.
 impl TestTikv {
-    /// All keys and their newest committed values.
+    /// All keys and their newest committed values: what a reader would find who resolves the locks of transactions
+    /// that are committed, and waits for no others.
     pub fn dump_latest(&self) -> BTreeMap<Key, Value> {
         self.shared.state.lock().mvcc.latest()
     }
@@ -234,9 +239,13 @@ impl TestTikv {
         locks.into_iter().map(|lock| (lock.key, lock.lock_version)).collect()
     }
 
-    /// When this key was written, by commit timestamp, oldest first; without values that were only locked.
+    /// When this key was written, by commit timestamp, oldest first; locks alone are no versions. Commits what is
+    /// decided first.
     pub fn versions(&self, key: &[u8]) -> Vec<(Ts, Option<Value>)> {
-        let writes = self.shared.state.lock().mvcc.writes_of(key);
+        let mut state = self.shared.state.lock();
+        state.mvcc.settle();
+        state.wake();
+        let writes = state.mvcc.writes_of(key);
         let version = |(commit_ts, write): (Ts, mvcc::Write)| match write.kind {
             mvcc::WriteKind::Put(value) => Some((commit_ts, Some(value))),
             mvcc::WriteKind::Delete => Some((commit_ts, None)),

@@ -363,10 +363,39 @@ impl Mvcc {
         })
     }
 
-    /// The newest committed value of each key, whatever is locked.
+    /// The newest committed value of each key. A lock whose primary is committed counts as committed: clients commit
+    /// the other keys after they have told of the success.
     pub fn latest(&self) -> BTreeMap<Key, Value> {
-        let value = |(key, entry): (&Key, &Entry)| entry.value_at(Ts::MAX).map(|value| (key.clone(), value.clone()));
-        self.entries.iter().filter_map(value).collect()
+        let mut latest = BTreeMap::new();
+        for (key, entry) in &self.entries {
+            let pending = entry.lock.as_ref().filter(|lock| self.fate(lock).is_some());
+            let value = match pending.map(|lock| (lock.kind, &lock.value)) {
+                Some((LockKind::Put, value)) => value.as_ref(),
+                Some((LockKind::Delete, _)) => None,
+                Some((LockKind::Lock | LockKind::Pessimistic, _)) | None => entry.value_at(Ts::MAX),
+            };
+            if let Some(value) = value {
+                latest.insert(key.clone(), value.clone());
+            }
+        }
+        latest
+    }
+
+    /// When the transaction of this lock was committed, by its primary.
+    fn fate(&self, lock: &Lock) -> Option<Ts> {
+        match self.record_of(&lock.primary, lock.start_ts) {
+            Record::Committed(commit_ts) => Some(commit_ts),
+            Record::RolledBack | Record::Nothing => None,
+        }
+    }
+
+    /// Commits what is decided and not yet done, as the next reader of these keys would.
+    pub fn settle(&mut self) {
+        let locks = self.entries.iter().filter_map(|(key, entry)| Some((key, entry.lock.as_ref()?)));
+        let decided: Vec<(Key, Ts)> = locks.filter_map(|(key, lock)| Some((key.clone(), self.fate(lock)?))).collect();
+        for (key, commit_ts) in decided {
+            self.commit_lock(&key, commit_ts);
+        }
     }
 
     /// The records of a key, oldest first.

@@ -10,6 +10,10 @@ use tikv_client::{
 };
 
 mod basics;
+mod contention;
+mod faults;
+mod leftovers;
+mod model;
 
 async fn connect(tikv: &TestTikv) -> TransactionClient {
     let config = Config::default().with_timeout(Duration::from_secs(3));
