@@ -862,3 +862,6 @@ impl Mvcc {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
