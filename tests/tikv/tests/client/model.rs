@@ -10,14 +10,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use sluice_test_tikv::{Calls, Fault, Plan, TestTikv, Ts};
-use tikv_client::TimestampExt;
 use tikv_client::transaction::ResolveLocksOptions;
+use tikv_client::{Timestamp, TimestampExt};
 
 use super::*;
 
 const KEYS: usize = 8;
 const CLIENTS: u64 = 4;
-const TRANSACTIONS: usize = 100;
+const TRANSACTIONS: usize = 60;
 
 type Written = BTreeMap<usize, Option<String>>;
 
@@ -25,7 +25,7 @@ type Written = BTreeMap<usize, Option<String>>;
 enum End {
     Committed(Ts),
     Failed,
-    /// The connection broke during the commit.
+    /// The commit may have been applied, or not.
     Unknown,
 }
 
@@ -108,15 +108,45 @@ async fn transaction(client: &TransactionClient, rng: &mut StdRng, mark: String)
         locked,
         end: End::Failed,
     };
-    match act(&mut txn, rng, &mark, &mut done).await {
+    let failed = match act(&mut txn, rng, &mark, &mut done).await {
         Ok(()) if rng.random_bool(0.9) => match txn.commit().await {
-            Ok(commit_ts) => done.end = End::Committed(commit_ts.expect("something to commit").version()),
-            Err(Error::Grpc(_) | Error::GrpcAPI(_) | Error::UndeterminedError(_)) => done.end = End::Unknown,
-            Err(_) => drop(txn.rollback().await),
+            Ok(commit_ts) => {
+                done.end = End::Committed(commit_ts.expect("something to commit").version());
+                return done;
+            }
+            Err(error) if refused(&error) => Some(error),
+            // To roll it back now could undo a part of what is committed.
+            Err(_) => {
+                done.end = End::Unknown;
+                return done;
+            }
         },
-        _ => drop(txn.rollback().await),
+        Ok(()) => None,
+        Err(error) => Some(error),
+    };
+    // Without an answer some locks stay, which others have to deal with.
+    txn.rollback().await.ok();
+    if let Some(error) = failed {
+        clean_up(client, &error).await;
     }
     done
+}
+
+/// Whether the server has answered that this cannot be committed.
+fn refused(error: &Error) -> bool {
+    !key_errors(error).is_empty() || matches!(error, Error::ResolveLockError(_))
+}
+
+/// Removes locks that have lost their primary, if they are older than any transaction of this test should be. One that
+/// is alive nevertheless must find out when it commits.
+async fn clean_up(client: &TransactionClient, error: &Error) {
+    for unknown in key_errors(error).into_iter().filter_map(|error| error.txn_not_found.as_ref()) {
+        let lost = Timestamp::from_version(unknown.start_ts);
+        let now = client.current_timestamp().await.expect("a timestamp");
+        if now.physical - lost.physical > 300 {
+            client.cleanup_locks(.., &lost, ResolveLocksOptions::default()).await.ok();
+        }
+    }
 }
 
 fn inject_all(tikv: &TestTikv) {
@@ -213,7 +243,7 @@ fn check(history: &[Vec<(Ts, Option<String>)>], done: &Done) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn random_transactions_keep_the_promises() {
-    for (seed, faults) in [(1, false), (2, true), (3, true)] {
+    for (seed, faults) in [(1, false), (2, true)] {
         let (tikv, all) = run(seed, faults).await;
         let client = connect(&tikv).await;
         let safe_point = client.current_timestamp().await.expect("a timestamp");
@@ -226,7 +256,7 @@ async fn random_transactions_keep_the_promises() {
         all.iter().for_each(|done| check(&history, done));
         let committed = all.iter().filter(|done| matches!(done.end, End::Committed(_))).count();
         let unknown = all.iter().filter(|done| done.end == End::Unknown).count();
-        println!("seed {seed}: {committed} of {} committed, {unknown} unknown", all.len());
+        eprintln!("seed {seed}: {committed} of {} committed, {unknown} unknown", all.len());
         assert!(committed > all.len() / 4);
     }
 }
