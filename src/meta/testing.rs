@@ -1,9 +1,10 @@
 //! For unit tests: fresh volumes on the engine under test, which `SLUICE_TEST_META` names: `memory` (the default),
-//! `redis` or `sqlite`. What a test needs of an engine it asks for here, so that it runs on each of them;
+//! `redis`, `sqlite` or `etcd`. What a test needs of an engine it asks for here, so that it runs on each of them;
 //! `engines_tests` sees to that.
 //!
 //! Redis is one server for the whole test process, without persistence, started at the first use and ended with the
-//! process whatever its end; each store is a database of it. A SQLite store is a file in a directory of its own.
+//! process whatever its end; each store is a database of it. A SQLite store is a file in a directory of its own, one in
+//! etcd a prefix of a server that is shared alike.
 
 mod engines_tests;
 
@@ -66,6 +67,8 @@ enum Place {
     /// The URL of a database.
     Redis(String),
     Sqlite(TempDir),
+    /// The URL of a prefix.
+    Etcd(String),
 }
 
 impl Store {
@@ -74,7 +77,8 @@ impl Store {
             "memory" => Place::Memory(MemEngine::default()),
             "redis" => Place::Redis(RedisServer::shared().await.next_database()),
             "sqlite" => Place::Sqlite(tempfile::tempdir().expect("a temporary directory")),
-            other => panic!("{ENGINE_VARIABLE}={other}: it may be memory, redis or sqlite"),
+            "etcd" => Place::Etcd(sluice_test_servers::etcd::Etcd::shared().next_url()),
+            other => panic!("{ENGINE_VARIABLE}={other}: it may be memory, redis, sqlite or etcd"),
         }))
     }
 
@@ -107,7 +111,7 @@ impl Store {
     /// Where the bytes of the volume lie, for tests that damage them; `None` in memory.
     pub fn stored_bytes(&self) -> Option<StoredBytes> {
         match &*self.0 {
-            Place::Memory(_) => None,
+            Place::Memory(_) | Place::Etcd(_) => None,
             Place::Redis(url) => Some(StoredBytes::Redis(url.clone())),
             Place::Sqlite(dir) => Some(StoredBytes::Sqlite(dir.path().join(DATABASE))),
         }
@@ -130,11 +134,18 @@ impl Store {
                 let path = dir.path().join(DATABASE);
                 Arc::new(SqliteEngine::open(&path, SqliteOptions::default()).expect("a database in a fresh directory"))
             }
-            #[cfg(not(all(feature = "redis", feature = "sqlite")))]
+            #[cfg(feature = "etcd")]
+            Place::Etcd(url) => {
+                use super::engine::kv::{etcd, tests::etcd_options};
+                Arc::new(etcd::open(&etcd_options(url)).await.expect("the server of the tests"))
+            }
+            #[cfg(not(all(feature = "redis", feature = "sqlite", feature = "etcd")))]
             _ => panic!("{} is not built in", engine_under_test()),
         };
         let lists_chunks_of_file = inner.lists_chunks_of_file();
-        TestEngine { inner, _place: self.0.clone(), commits: None, interrupt: None, lists_chunks_of_file }
+        let gathers_usage = matches!(*self.0, Place::Etcd(_));
+        let place = self.0.clone();
+        TestEngine { inner, _place: place, commits: None, interrupt: None, lists_chunks_of_file, gathers_usage }
     }
 }
 
@@ -205,11 +216,12 @@ pub async fn rows(meta: &Meta, scan: Scan) -> Vec<(Key, Record)> {
     }
 }
 
-/// The references of a slice in use. The layout of Redis has no record for a single one (`Change::Put`).
+/// The references of a slice in use. The layouts of Redis and of key-value stores have no record for a single one
+/// (`Change::Put`).
 pub async fn references(meta: &Meta, id: SliceId, size: u32) -> i64 {
     match meta.engine().read(&[Key::SliceRef(id, size)]).await.expect("read").pop().flatten() {
         Some(Record::Number(references)) => references,
-        None if meta.engine().name() == "redis" => 1,
+        None if ["redis", "etcd"].contains(&meta.engine().name()) => 1,
         other => panic!("references of {id}: {other:?}"),
     }
 }
@@ -282,10 +294,14 @@ struct TestEngine {
     commits: Option<Arc<AtomicU64>>,
     interrupt: Option<Interrupt>,
     lists_chunks_of_file: bool,
+    /// The engine stores the usage of the volume a moment after a commit (`Change::AddCounter`). Tests have one client
+    /// look at what another has just done, so here it is stored with every commit.
+    gathers_usage: bool,
 }
 
 struct TestTxn {
     inner: Box<dyn EngineTxn>,
+    syncs: Option<Arc<dyn Engine>>,
     commits: Option<Arc<AtomicU64>>,
     interrupt: Option<Interrupt>,
 }
@@ -343,6 +359,10 @@ impl Engine for TestEngine {
         self.lists_chunks_of_file
     }
 
+    fn batch_max(&self) -> usize {
+        self.inner.batch_max()
+    }
+
     async fn prepare(&self) -> EngineResult<()> {
         self.inner.prepare().await
     }
@@ -361,10 +381,11 @@ impl Engine for TestEngine {
 
     async fn begin(&self, first: &[Key]) -> EngineResult<(Box<dyn EngineTxn>, Vec<Option<Record>>)> {
         let (inner, records) = self.inner.begin(first).await?;
-        Ok(match (&self.commits, &self.interrupt) {
-            (None, None) => (inner, records),
-            (commits, interrupt) => {
-                (Box::new(TestTxn { inner, commits: commits.clone(), interrupt: interrupt.clone() }), records)
+        let syncs = self.gathers_usage.then(|| self.inner.clone());
+        Ok(match (&self.commits, &self.interrupt, syncs) {
+            (None, None, None) => (inner, records),
+            (commits, interrupt, syncs) => {
+                (Box::new(TestTxn { inner, syncs, commits: commits.clone(), interrupt: interrupt.clone() }), records)
             }
         })
     }
@@ -390,6 +411,16 @@ impl Engine for TestEngine {
     }
 }
 
+impl TestTxn {
+    async fn commit_and_sync(self: Box<Self>, batch: Batch) -> EngineResult<Committed> {
+        let done = self.inner.commit(batch).await?;
+        if let Some(engine) = self.syncs {
+            engine.sync().await?;
+        }
+        Ok(done)
+    }
+}
+
 #[async_trait]
 impl EngineTxn for TestTxn {
     async fn load(&mut self, keys: &[Key]) -> EngineResult<Vec<Option<Record>>> {
@@ -405,20 +436,21 @@ impl EngineTxn for TestTxn {
         let lost = || EngineError::Undetermined(Fault::undetermined("commit").with("engine", "lossy"));
         let lost_reply = self.interrupt.as_ref().map(|interrupt| interrupt.lost_reply.clone());
         if let Some(moment) = lost_reply.filter(|moment| moment.lock().is_some()) {
-            self.inner.commit(batch).await?;
+            self.commit_and_sync(batch).await?;
             Interrupt::happen(&moment).await;
             return Err(lost());
         }
         match self.commits.as_ref().map_or(0, |commits| commits.fetch_add(1, Ordering::Relaxed) % 5) {
             0 | 3 => {
-                let done = self.inner.commit(batch).await;
-                if let (Ok(_), Some(interrupt)) = (&done, &self.interrupt) {
+                let interrupt = self.interrupt.clone();
+                let done = self.commit_and_sync(batch).await;
+                if let (Ok(_), Some(interrupt)) = (&done, &interrupt) {
                     Interrupt::happen(&interrupt.after_commit).await;
                 }
                 done
             }
             1 => Err(lost()),
-            _ => self.inner.commit(batch).await.and_then(|_| Err(lost())),
+            _ => self.commit_and_sync(batch).await.and_then(|_| Err(lost())),
         }
     }
 }

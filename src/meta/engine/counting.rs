@@ -58,6 +58,10 @@ impl Engine for CountingEngine {
         self.inner.lists_chunks_of_file()
     }
 
+    fn batch_max(&self) -> usize {
+        self.inner.batch_max()
+    }
+
     async fn prepare(&self) -> EngineResult<()> {
         self.count(|trips| trips.other += 1);
         self.inner.prepare().await

@@ -95,6 +95,10 @@ impl Engine for FaultEngine {
         self.inner.lists_chunks_of_file()
     }
 
+    fn batch_max(&self) -> usize {
+        self.inner.batch_max()
+    }
+
     async fn prepare(&self) -> EngineResult<()> {
         self.inner.prepare().await
     }

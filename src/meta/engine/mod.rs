@@ -10,6 +10,8 @@
 
 pub mod counting;
 pub mod fault;
+#[cfg(any(feature = "etcd", feature = "tikv"))]
+pub mod kv;
 pub mod mem;
 #[cfg(feature = "redis")]
 pub mod redis;
@@ -77,57 +79,26 @@ pub enum Change {
     /// A patch of a node that is not there makes the commit a conflict.
     Patch(Ino, AttrPatch),
     /// Appends to a chunk's list. `only_existing`: a missing list stays missing.
-    Append {
-        ino: Ino,
-        index: ChunkIndex,
-        slices: Vec<Slice>,
-        only_existing: bool,
-    },
+    Append { ino: Ino, index: ChunkIndex, slices: Vec<Slice>, only_existing: bool },
     /// Replaces the first `count` records of a chunk's list; guarded by `Guard::ChunkPrefix`.
-    ReplacePrefix {
-        ino: Ino,
-        index: ChunkIndex,
-        count: usize,
-        with: Vec<Slice>,
-    },
+    ReplacePrefix { ino: Ino, index: ChunkIndex, count: usize, with: Vec<Slice> },
+    /// What is added to the usage of the volume (`UsedSpace`, `TotalInodes`) is seen by this engine's reads as soon as
+    /// the commit is answered; where all commits of all clients would meet on that key, it is stored, and seen by others,
+    /// a second later or at `sync`. Whoever loads the counter in a transaction, or puts it, has it exact.
     AddCounter(Counter, i64),
     /// Adds to the count of entries of `ino` below `parent`. SQL engines derive it and do nothing.
-    AddLinkParent {
-        ino: Ino,
-        parent: Ino,
-        delta: i64,
-    },
+    AddLinkParent { ino: Ino, parent: Ino, delta: i64 },
     /// Adds references to a slice; the count afterwards is reported in `Committed::references`.
-    AddSliceRef {
-        id: SliceId,
-        size: u32,
-        delta: i64,
-    },
+    AddSliceRef { id: SliceId, size: u32, delta: i64 },
     /// Adds to a directory's statistics if it has any.
     AddDirStat(Ino, DirStat),
     /// Adds to the usage of a quota if there is one.
-    AddQuota {
-        owner: QuotaOwner,
-        space: i64,
-        inodes: i64,
-    },
+    AddQuota { owner: QuotaOwner, space: i64, inodes: i64 },
     /// Sets or removes one flock holder. `last`: the session holds nothing else on this inode afterwards
     /// (`locked{sid}` of the Redis layout).
-    SetFlock {
-        ino: Ino,
-        session: SessionId,
-        owner: u64,
-        exclusive: Option<bool>,
-        last: bool,
-    },
+    SetFlock { ino: Ino, session: SessionId, owner: u64, exclusive: Option<bool>, last: bool },
     /// Replaces the ranges of one POSIX lock holder; an empty list removes it. `last` as above.
-    SetPlock {
-        ino: Ino,
-        session: SessionId,
-        owner: u64,
-        ranges: Vec<PlockRange>,
-        last: bool,
-    },
+    SetPlock { ino: Ino, session: SessionId, owner: u64, ranges: Vec<PlockRange>, last: bool },
 }
 
 /// Guards and changes of one commit. Changes are applied in order.
@@ -251,6 +222,12 @@ pub trait Engine: Send + Sync + 'static {
         true
     }
 
+    /// How many records of a list one commit may work through (references of slices, mostly) beside what an operation
+    /// changes anyway. Bounded where a transaction of the store is (etcd).
+    fn batch_max(&self) -> usize {
+        usize::MAX
+    }
+
     /// Makes the store ready to hold a volume: schema and initial counters. Nothing is lost if it already does.
     async fn prepare(&self) -> EngineResult<()>;
 
@@ -300,7 +277,8 @@ pub trait Engine: Send + Sync + 'static {
     /// and hourly trash directories at 1.
     async fn allocate(&self, counter: Counter, count: u64) -> EngineResult<u64>;
 
-    /// Makes what was committed before durable against power loss, as far as the engine can.
+    /// Makes what was committed before durable against power loss, as far as the engine can. Whoever has changed
+    /// something calls it before it lets go of the engine, for what the engine has gathered.
     async fn sync(&self) -> EngineResult<()>;
 
     /// Removes every record of the volume (`destroy`). Any number of trips.

@@ -55,6 +55,14 @@ async fn run_on_redis() {
 }
 
 #[tokio::test]
+async fn run_on_etcd() {
+    if program("etcd").is_none() {
+        return skip("the metadata operations are not tested on etcd: etcd is not installed");
+    }
+    run_on("etcd").await;
+}
+
+#[tokio::test]
 async fn run_on_sqlite() {
     run_on("sqlite").await;
 }
