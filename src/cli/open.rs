@@ -11,7 +11,8 @@ use crate::meta::{Meta, MetaSettings, Rules};
 use crate::object::SharedStore;
 use crate::tools::Volume;
 use crate::util::clock::SystemClock;
-use crate::vfs::client::{self, classes_of, open_engine, open_objects, rules_of};
+use crate::vfs::client::{self, classes_of, open_objects, rules_of};
+use crate::vfs::engines::open_engine;
 use anyhow::Context as _;
 use std::sync::Arc;
 

@@ -134,13 +134,16 @@ async fn a_loop_of_directories_is_walked_once() {
 async fn a_deleted_file_of_any_length_is_reclaimed_soon() {
     let store = Store::new().await;
     let meta = volume_on(store.unlisted_engine().await, Arc::new(SystemClock)).await;
+    // Columns of servers hold the numbers of the longest files that there can be, and no more.
+    let is_server = ["mysql", "postgres"].contains(&meta.engine().name());
+    let last = ChunkIndex(if is_server { i32::MAX as u32 } else { u32::MAX });
     for length in [(1 << 57) - 1, u64::MAX] {
-        put(&meta, Key::Chunk(Ino(99), ChunkIndex(u32::MAX)), Record::Slices(vec![Slice::hole(0, 5)])).await;
+        put(&meta, Key::Chunk(Ino(99), last), Record::Slices(vec![Slice::hole(0, 5)])).await;
         put(&meta, Key::DeletedFile(Ino(99), length), Record::Number(1)).await;
         let (_stopper, stop) = stop_signal();
         let removal = Removal::new(Arc::new(NoRemover), 1, stop);
         let reclaimed = tokio::time::timeout(Duration::from_secs(30), meta.reclaim_file(Ino(99), length, &removal));
         reclaimed.await.expect("an end").unwrap();
-        assert_eq!(meta.read_chunk(Ino(99), ChunkIndex(u32::MAX)).await.unwrap(), []);
+        assert_eq!(meta.read_chunk(Ino(99), last).await.unwrap(), []);
     }
 }

@@ -133,13 +133,13 @@ async fn a_directory_is_known_as_this_client_left_it() {
     let dir = NewNode { kind: Kind::Directory, ..FILE };
     let made = here.create(&Caller::root(), Ino::ROOT, &name("d"), &dir).await.expect("made");
     engine.take();
-    let known = [here.known_attr(Ino::ROOT, FRESH), here.known_attr(made.ino, FRESH)];
+    let known = [here.known_attr(Ino::ROOT, USEFUL), here.known_attr(made.ino, USEFUL)];
     assert_eq!(engine.take().total(), 0);
     let known = known.map(|known| known.expect("just changed").0);
     let stored = [here.getattr(Ino::ROOT).await.expect("there"), here.getattr(made.ino).await.expect("there")];
     assert_eq!(known, stored);
     let ino = file(&here, "f").await;
-    let known = here.known_attr(ino, FRESH).expect("just made").0;
+    let known = here.known_attr(ino, USEFUL).expect("just made").0;
     assert_eq!(known, here.getattr(ino).await.expect("there"));
     assert_eq!(here.known_attr(ino, Duration::ZERO), None, "for a kernel that believes nothing");
 }

@@ -1,5 +1,6 @@
 //! For unit tests: fresh volumes on the engine under test, which `SLUICE_TEST_META` names: `memory` (the default),
-//! `redis`, `sqlite` or `etcd`. What a test needs of an engine it asks for here, so that it runs on each of them;
+//! `redis`, `sqlite`, `mysql`, `postgres` or `etcd`. What a test needs of an engine it asks for here, so that it runs on
+//! each of them;
 //! `engines_tests` sees to that.
 //!
 //! Redis is one server for the whole test process, without persistence, started at the first use and ended with the
@@ -9,6 +10,7 @@
 mod engines_tests;
 
 use super::engine::mem::MemEngine;
+use super::engine::sql::server::{ServerEngine, ServerKind, ServerOptions, Tls};
 use super::engine::{
     Batch, Change, Committed, Cursor, Engine, EngineError, EngineResult, EngineTxn, Looked, Page, PlusPage, Scan,
 };
@@ -21,6 +23,8 @@ use crate::util::clock::{SharedClock, SystemClock};
 use async_trait::async_trait;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
+use sluice_test_servers::mariadb::Mariadb;
+use sluice_test_servers::postgres::Postgres;
 pub use sluice_test_servers::{program, skip};
 use std::future::Future;
 use std::path::PathBuf;
@@ -69,6 +73,42 @@ enum Place {
     Sqlite(TempDir),
     /// The URL of a prefix.
     Etcd(String),
+    /// A database of a server.
+    Server(ServerOptions),
+}
+
+/// A database of the test server, over TCP.
+pub fn server_options(kind: ServerKind, port: u16, database: String) -> ServerOptions {
+    ServerOptions {
+        kind,
+        host: "127.0.0.1".to_owned(),
+        port,
+        socket: None,
+        username: Some(sluice_test_servers::mariadb::USER.to_owned()),
+        password: Some(sluice_test_servers::mariadb::PASSWORD.to_owned()),
+        database,
+        table_prefix: None,
+        search_path: None,
+        tls: Tls::Off,
+        authority_file: None,
+        certificate_file: None,
+        key_file: None,
+        max_open_conns: 0,
+        max_idle_seconds: None,
+        max_life_seconds: None,
+    }
+}
+
+pub fn next_mysql() -> ServerOptions {
+    let server = Mariadb::shared();
+    server_options(ServerKind::Mysql, server.port, server.next_database())
+}
+
+pub fn next_postgres() -> ServerOptions {
+    // A schema is made faster than a database.
+    let server = Postgres::shared();
+    let options = server_options(ServerKind::Postgres, server.port, "postgres".to_owned());
+    ServerOptions { search_path: Some(server.next_schema()), ..options }
 }
 
 impl Store {
@@ -77,8 +117,10 @@ impl Store {
             "memory" => Place::Memory(MemEngine::default()),
             "redis" => Place::Redis(RedisServer::shared().await.next_database()),
             "sqlite" => Place::Sqlite(tempfile::tempdir().expect("a temporary directory")),
+            "mysql" => Place::Server(next_mysql()),
+            "postgres" => Place::Server(next_postgres()),
             "etcd" => Place::Etcd(sluice_test_servers::etcd::Etcd::shared().next_url()),
-            other => panic!("{ENGINE_VARIABLE}={other}: it may be memory, redis, sqlite or etcd"),
+            other => panic!("{ENGINE_VARIABLE}={other}: it may be memory, redis, sqlite, mysql, postgres or etcd"),
         }))
     }
 
@@ -114,6 +156,7 @@ impl Store {
             Place::Memory(_) | Place::Etcd(_) => None,
             Place::Redis(url) => Some(StoredBytes::Redis(url.clone())),
             Place::Sqlite(dir) => Some(StoredBytes::Sqlite(dir.path().join(DATABASE))),
+            Place::Server(_) => None,
         }
     }
 
@@ -128,6 +171,8 @@ impl Store {
             Place::Memory(engine) => Arc::new(engine.clone()),
             #[cfg(feature = "redis")]
             Place::Redis(url) => super::engine::redis::RedisEngine::open(url).await.expect("the server of the tests"),
+            #[cfg(all(feature = "mysql", feature = "postgres"))]
+            Place::Server(options) => Arc::new(ServerEngine::open(options).await.expect("the server of the tests")),
             #[cfg(feature = "sqlite")]
             Place::Sqlite(dir) => {
                 use super::engine::sql::sqlite::{SqliteEngine, SqliteOptions};
@@ -139,11 +184,17 @@ impl Store {
                 use super::engine::kv::{etcd, tests::etcd_options};
                 Arc::new(etcd::open(&etcd_options(url)).await.expect("the server of the tests"))
             }
-            #[cfg(not(all(feature = "redis", feature = "sqlite", feature = "etcd")))]
+            #[cfg(not(all(
+                feature = "redis",
+                feature = "sqlite",
+                feature = "etcd",
+                feature = "mysql",
+                feature = "postgres"
+            )))]
             _ => panic!("{} is not built in", engine_under_test()),
         };
         let lists_chunks_of_file = inner.lists_chunks_of_file();
-        let gathers_usage = matches!(*self.0, Place::Etcd(_));
+        let gathers_usage = matches!(*self.0, Place::Etcd(_) | Place::Server(_));
         let place = self.0.clone();
         TestEngine { inner, _place: place, commits: None, interrupt: None, lists_chunks_of_file, gathers_usage }
     }

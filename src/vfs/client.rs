@@ -3,6 +3,7 @@
 //!
 //! Closing drains: what was written is flushed, background jobs end, and the session is taken out of the volume.
 
+use super::engines::open_engine;
 use super::{Vfs, VfsSettings};
 use crate::base::{Errno, Fault, Ino, Outcome, SliceId, Stop};
 use crate::buf::{Budget, Pool};
@@ -48,71 +49,6 @@ const CACHE_DEADLINE: Duration = Duration::from_secs(5);
 /// Part of the buffer memory that blocks may be kept in after use: most of it may serve readers, and what is being
 /// written or fetched always finds the rest.
 const MEMORY_CACHE_PART: u64 = 2;
-
-/// Opens the metadata engine of a URL.
-pub async fn open_engine(uri: &MetaUri) -> Outcome<Arc<dyn Engine>> {
-    match uri {
-        #[cfg(feature = "redis")]
-        MetaUri::Redis(_) => {
-            let engine = crate::meta::engine::redis::RedisEngine::open(uri.with_password().expose()).await;
-            Ok(outside(engine)?)
-        }
-        #[cfg(feature = "sqlite")]
-        MetaUri::Sqlite(sqlite) => {
-            use crate::meta::engine::sql::sqlite::{SqliteEngine, SqliteOptions};
-            let options = SqliteOptions { table_prefix: sqlite.option("table_prefix").map(str::to_owned) };
-            Ok(Arc::new(SqliteEngine::open(&sqlite.path, options)?))
-        }
-        #[cfg(feature = "etcd")]
-        MetaUri::Server(server) if server.server == crate::config::uri::Server::Etcd => {
-            let engine = crate::meta::engine::kv::etcd::open(&etcd_options(server)?).await;
-            Ok(Arc::new(outside(engine)?))
-        }
-        #[allow(unreachable_patterns, reason = "which engines there are is decided by features")]
-        _ => Err(Fault::unsupported("open metadata engine").source("this build was made without it").into()),
-    }
-}
-
-/// An etcd cluster as its meta URL has it. TLS is on as soon as the URL has an option of it.
-#[cfg(feature = "etcd")]
-fn etcd_options(uri: &crate::config::uri::ServerUri) -> Outcome<crate::meta::engine::kv::etcd::EtcdOptions> {
-    use crate::meta::engine::kv::etcd::{EtcdOptions, TlsOptions};
-    const KNOWN: [&str; 5] = ["cacert", "cert", "key", "server-name", "insecure-skip-verify"];
-    if let Some((unknown, _)) = uri.options.iter().find(|(name, _)| !KNOWN.contains(&name.as_str())) {
-        let said = format!("the meta URL has the option {unknown}; known are {}", KNOWN.join(", "));
-        return Err(Fault::config("open etcd").source(said).into());
-    }
-    let path = |name| uri.option(name).filter(|path| !path.is_empty()).map(PathBuf::from);
-    let identity = match (path("cert"), path("key")) {
-        (Some(certificate), Some(key)) => Some((certificate, key)),
-        (None, None) => None,
-        _ => return Err(Fault::config("open etcd").source("cert and key of the meta URL belong together").into()),
-    };
-    let is_set = |name| uri.option(name).is_some_and(|value| !["", "0", "false"].contains(&value));
-    let tls = TlsOptions {
-        ca: path("cacert"),
-        identity,
-        server_name: uri.option("server-name").filter(|name| !name.is_empty()).map(str::to_owned),
-        skip_verify: is_set("insecure-skip-verify"),
-    };
-    let password = uri.password.as_ref().map(|password| password.expose().to_owned()).unwrap_or_default();
-    Ok(EtcdOptions {
-        members: members_of(uri),
-        path: uri.path.clone(),
-        user: uri.username.clone().map(|name| (name, password)),
-        tls: (tls != TlsOptions::default()).then_some(tls),
-    })
-}
-
-/// The servers of a cluster.
-#[cfg(any(feature = "etcd", feature = "tikv"))]
-fn members_of(uri: &crate::config::uri::ServerUri) -> Vec<(String, u16)> {
-    use crate::config::uri::ServerAddress;
-    match &uri.address {
-        ServerAddress::Tcp(members) => members.clone(),
-        ServerAddress::Unix(_) => Vec::new(),
-    }
-}
 
 /// What operations need to know of a volume's format.
 pub fn rules_of(format: &VolumeFormat) -> Rules {

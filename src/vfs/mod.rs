@@ -14,6 +14,7 @@ pub mod client;
 pub mod compact;
 pub mod control;
 pub mod dirs;
+pub mod engines;
 pub mod file;
 pub mod handle;
 pub mod locks;

@@ -22,7 +22,7 @@ const HEARTBEAT: [&str; 2] = ["--heartbeat", "1"];
 /// A dead session is over after 5 s, and whoever looks after it looks every second.
 const CLEANED: Duration = Duration::from_secs(60);
 
-on_both_engines! {
+on_every_engine! {
     locks_exclude_each_other: [];
     the_dead_are_cleaned_up_by_the_other_program: ["--trash-days", "0"];
     names_change_under_open_files: ["--trash-days", "1"];

@@ -7,7 +7,7 @@ use crate::several::eventually;
 use std::fs;
 use std::time::Duration;
 
-on_both_engines! {
+on_every_engine! {
     each_works_in_the_directories_of_the_other: ["--enable-acl"];
 }
 

@@ -1,5 +1,8 @@
 //! Servers, volumes and mounts for the tests, all on loopback and in temporary directories, all gone when dropped.
 
+use sluice_test_servers::etcd::Etcd;
+use sluice_test_servers::mariadb::Mariadb;
+use sluice_test_servers::postgres::Postgres;
 pub use sluice_test_servers::{free_port, program, skip};
 use std::fs::File;
 use std::net::{TcpListener, TcpStream};
@@ -21,7 +24,27 @@ const READY_DEADLINE: Duration = Duration::from_secs(60);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
     Sqlite,
+    /// A server of the volume's own, as the tests take it away.
     Redis,
+    /// A database of the server that all tests share; the same for the next two.
+    Mariadb,
+    Postgres,
+    Etcd,
+}
+
+impl Engine {
+    pub const ALL: [Engine; 5] = [Engine::Sqlite, Engine::Redis, Engine::Mariadb, Engine::Postgres, Engine::Etcd];
+
+    /// The programs it takes.
+    pub fn programs(self) -> &'static [&'static str] {
+        match self {
+            Engine::Sqlite => &[],
+            Engine::Redis => &["redis-server", "redis-cli"],
+            Engine::Mariadb => &Mariadb::PROGRAMS,
+            Engine::Postgres => &Postgres::PROGRAMS,
+            Engine::Etcd => &Etcd::PROGRAMS,
+        }
+    }
 }
 
 /// Where objects go.
@@ -194,6 +217,15 @@ impl Volume {
                 let redis = Redis::start();
                 (format!("redis://127.0.0.1:{}/1", redis.port), Some(redis))
             }
+            Engine::Mariadb => {
+                let server = Mariadb::shared();
+                (server.url(&server.next_database()), None)
+            }
+            Engine::Postgres => {
+                let server = Postgres::shared();
+                (server.url(&server.next_database()), None)
+            }
+            Engine::Etcd => (Etcd::shared().next_url(), None),
         };
         let unique = dir.path().file_name().expect("a name").to_string_lossy().to_lowercase();
         let name = format!("t{}", unique.chars().filter(char::is_ascii_alphanumeric).collect::<String>());

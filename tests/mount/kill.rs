@@ -521,7 +521,7 @@ fn verify_all(writers: &mut [Writer], mount: &Mount) {
 }
 
 fn kill_again_and_again(engine: Engine) {
-    if !ready(&["juicefs", if engine == Engine::Redis { "redis-server" } else { "juicefs" }]) {
+    if !ready(&[&["juicefs"], engine.programs()].concat()) {
         return;
     }
     let peer = program("juicefs").expect("it was looked for");
@@ -573,7 +573,7 @@ pub fn sessions_end(volume: &Volume, living: usize) {
 /// A mount of ours and one of the peer, each with writers of its own: one of the two is killed, in turn, and the other
 /// one goes on. What the dead one acknowledged is there for the living one, and for who comes after.
 fn kill_one_of_two(engine: Engine) {
-    if !ready(&["juicefs", if engine == Engine::Redis { "redis-server" } else { "juicefs" }]) {
+    if !ready(&[&["juicefs"], engine.programs()].concat()) {
         return;
     }
     let programs = [PathBuf::from(SLUICE), program("juicefs").expect("it was looked for")];

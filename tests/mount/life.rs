@@ -1,6 +1,7 @@
 //! The life of a mount: what its options change, and how it ends.
 
 use crate::harness::{Engine, Mount, SLUICE, Store, Volume, free_port, output, ready, run, sh};
+use crate::several::engines;
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -54,10 +55,7 @@ fn a_mount_whose_engine_is_gone_ends_when_it_is_detached() {
 /// Close-to-open between mounts, while the kernel still believes what it was told of the file before.
 #[test]
 fn a_file_is_opened_as_another_mount_left_it() {
-    if !ready(&["redis-server"]) {
-        return;
-    }
-    for engine in [Engine::Sqlite, Engine::Redis] {
+    for engine in engines() {
         let volume = Volume::format(engine, Store::File, &[]);
         let (ours, theirs) = (volume.mount(&[]), volume.mount(&[]));
         for (round, len) in [1_000_000, 2_000_000, 2_000_000, 500, 0, 70_000, 70_001].into_iter().enumerate() {
@@ -118,10 +116,7 @@ fn scrape(address: &str) -> String {
 
 #[test]
 fn a_subdirectory_is_mounted_as_a_root() {
-    if !ready(&["redis-server"]) {
-        return;
-    }
-    for engine in [Engine::Sqlite, Engine::Redis] {
+    for engine in engines() {
         let volume = Volume::format(engine, Store::File, &[]);
         let whole = volume.mount(&[]);
         sh(&whole.point, "mkdir -p a/b/c && echo text > a/b/f && ln -s f a/link");

@@ -10,10 +10,7 @@ macro_rules! on_all_volumes {
             use $crate::harness::{Engine, Store, Volume, ready};
 
             fn run(engine: Engine, store: Store) {
-                let mut programs: Vec<&str> = vec![$($program),*];
-                if engine == Engine::Redis {
-                    programs.push("redis-server");
-                }
+                let mut programs: Vec<&str> = [&[$($program),*], engine.programs()].concat();
                 if store == Store::S3 {
                     programs.push("weed");
                 }
@@ -45,20 +42,41 @@ macro_rules! on_all_volumes {
     };
 }
 
-/// Tests of our mount beside the peer's, each on Redis and on SQLite, the volumes formatted with the options named.
-macro_rules! on_both_engines {
+/// Tests of our mount beside the peer's, each on every engine, the volumes formatted with the options named.
+macro_rules! on_every_engine {
     ($($name:ident: $format:expr;)*) => {
         $(mod $name {
             use super::*;
 
+            fn run(engine: Engine) {
+                if prepared(engine.programs()) {
+                    super::$name(&Volume::format(engine, Store::File, &$format));
+                }
+            }
+
             #[test]
             fn redis() {
-                prepared(&["redis-server"]).then(|| super::$name(&Volume::format(Engine::Redis, Store::File, &$format)));
+                run(Engine::Redis);
             }
 
             #[test]
             fn sqlite() {
-                prepared(&[]).then(|| super::$name(&Volume::format(Engine::Sqlite, Store::File, &$format)));
+                run(Engine::Sqlite);
+            }
+
+            #[test]
+            fn mariadb() {
+                run(Engine::Mariadb);
+            }
+
+            #[test]
+            fn postgres() {
+                run(Engine::Postgres);
+            }
+
+            #[test]
+            fn etcd() {
+                run(Engine::Etcd);
             }
         })*
     };
@@ -69,6 +87,7 @@ mod both_trees;
 mod cells;
 mod checksums;
 mod exerciser;
+mod failover;
 mod faults;
 mod harness;
 mod kill;

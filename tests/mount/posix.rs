@@ -5,8 +5,8 @@ use crate::harness::{Engine, Mount, Store, Volume, ready, run};
 use std::process::Command;
 
 fn on_each_engine(case: fn(&Mount)) {
-    for engine in [Engine::Sqlite, Engine::Redis] {
-        if !ready(if engine == Engine::Redis { &["redis-server", "python3"] } else { &["python3"] }) {
+    for engine in Engine::ALL {
+        if !ready(&[&["python3"], engine.programs()].concat()) {
             continue;
         }
         for trash_days in ["0", "1"] {

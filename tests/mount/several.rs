@@ -16,9 +16,8 @@ use std::time::{Duration, Instant};
 /// generous beside other tests.
 const SEEN: Duration = Duration::from_secs(20);
 
-fn engines() -> impl Iterator<Item = Engine> {
-    let engines = if ready(&["redis-server"]) { &[Engine::Sqlite, Engine::Redis][..] } else { &[] };
-    engines.iter().copied()
+pub fn engines() -> impl Iterator<Item = Engine> {
+    Engine::ALL.into_iter().filter(|engine| ready(engine.programs()))
 }
 
 #[track_caller]

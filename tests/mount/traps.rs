@@ -24,8 +24,7 @@ use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
 fn prepared(engine: Engine) -> bool {
-    let server: &[&str] = if engine == Engine::Redis { &["redis-server", "redis-cli"] } else { &[] };
-    ready(&[&["juicefs", "python3"], server].concat())
+    ready(&[&["juicefs", "python3"], engine.programs()].concat())
 }
 
 /// A volume of the peer's.
@@ -178,6 +177,7 @@ look("grown")
         Engine::Sqlite => {
             rows(&volume, &format!("select indx from jfs_chunk where inode = {inode}")).matches('(').count()
         }
+        other => unreachable!("no test asks for it on {other:?}"),
     };
     let inode = |mount: &Mount, name: &str| fs::metadata(mount.path(name)).expect("there").ino();
     let (left, gone, own) = (inode(&theirs, "left"), inode(&ours, "gone"), inode(&ours, "ours"));
@@ -224,6 +224,7 @@ fn another_volume_ends_the_mounts(engine: Engine) {
             }
             (true, Engine::Redis) => drop(redis(&volume, &["del", "setting"])),
             (true, Engine::Sqlite) => damage(&volume.dir.path().join("meta.db"), "delete from jfs_setting"),
+            (true, other) => unreachable!("no test asks for it on {other:?}"),
         }
         ours.wait_for_exit();
         theirs.wait_for_exit();

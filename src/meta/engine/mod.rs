@@ -10,12 +10,14 @@
 
 pub mod counting;
 pub mod fault;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub mod gathered;
 #[cfg(any(feature = "etcd", feature = "tikv"))]
 pub mod kv;
 pub mod mem;
 #[cfg(feature = "redis")]
 pub mod redis;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "sqlite", feature = "mysql", feature = "postgres"))]
 pub mod sql;
 #[cfg(test)]
 pub mod suite;

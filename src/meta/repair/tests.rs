@@ -309,12 +309,16 @@ async fn counters_are_raised_above_what_is_in_use() {
     changes.extend(numbering.map(|counter| Change::Put(Key::Counter(counter), Record::Number(0))));
     v.damage(changes).await;
     let low = |counter, used| Finding::LowCounter { counter, used };
-    let expected = [
+    let mut expected = vec![
         low(Counter::NextInode, 5000),
         low(Counter::NextSlice, 7000),
         low(Counter::NextSession, 9),
         low(Counter::AclMaxId, 12),
     ];
+    if v.meta.engine().name() == "mysql" {
+        // It numbers above all rules by itself.
+        expected.pop();
+    }
     assert_eq!(v.findings().await, expected);
     v.mended(|finding| matches!(finding, Finding::LowCounter { .. })).await;
     for (counter, given) in held.into_iter().zip(given) {

@@ -2,6 +2,8 @@
 //! test binary in a process of its own, because the engine under test is chosen for a whole process.
 
 use super::{ENGINE_VARIABLE, Store, program, skip};
+use sluice_test_servers::mariadb::Mariadb;
+use sluice_test_servers::postgres::Postgres;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -65,6 +67,22 @@ async fn run_on_etcd() {
 #[tokio::test]
 async fn run_on_sqlite() {
     run_on("sqlite").await;
+}
+
+#[tokio::test]
+async fn run_on_mysql() {
+    match Mariadb::PROGRAMS.iter().find(|name| program(name).is_none()) {
+        Some(name) => skip(&format!("the metadata operations are not tested on MariaDB: {name} is not installed")),
+        None => run_on("mysql").await,
+    }
+}
+
+#[tokio::test]
+async fn run_on_postgres() {
+    match Postgres::PROGRAMS.iter().find(|name| program(name).is_none()) {
+        Some(name) => skip(&format!("the metadata operations are not tested on PostgreSQL: {name} is not installed")),
+        None => run_on("postgres").await,
+    }
 }
 
 #[tokio::test]

@@ -74,14 +74,12 @@ impl Etcd {
 
     /// Kills one node, as a crash would.
     pub fn kill_node(&mut self, number: usize) {
-        self.nodes[number].server = None;
+        self.nodes[number].server.as_mut().expect("a running node").kill();
     }
 
     /// Starts a killed node again over its data.
     pub fn start_node(&mut self, number: usize) {
-        let command = self.command(number, "existing");
-        let node = &mut self.nodes[number];
-        node.server = Some(Kept::start(&node.dir, &command, true));
+        self.nodes[number].server.as_mut().expect("a killed node").start_again();
         self.wait_for(number);
     }
 

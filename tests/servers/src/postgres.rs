@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// Whom clients connect as, over TCP.
@@ -66,17 +67,31 @@ impl Postgres {
     fn serve(&mut self) {
         let mut server = as_postgres("postgres");
         server.arg("-D").arg(data(&self.dir)).arg(format!("--port={}", self.port));
-        let kept = self.server.insert(Kept::start(&self.dir, &server, true));
-        let (dir, port) = (self.dir.clone(), self.port);
-        kept.wait_until("postgres", || psql(&dir, port, "SELECT 1").output().is_ok_and(|out| out.status.success()));
+        self.server = Some(Kept::start(&self.dir, &server, true));
+        self.wait();
     }
 
     /// Kills the server as a crash would and starts it again over its data.
     pub fn restart(&mut self) {
-        self.server = None;
+        self.restart_after(Duration::from_millis(100));
+        self.wait();
+    }
+
+    /// The same, after a while; it may still recover when this returns.
+    pub fn restart_after(&mut self, pause: Duration) {
+        let kept = self.server.as_mut().expect("a running server");
+        kept.kill();
+        std::thread::sleep(pause);
         // The crash left its lock behind.
         let _ = std::fs::remove_file(data(&self.dir).join("postmaster.pid"));
-        self.serve();
+        kept.start_again();
+        kept.wait_for_port("postgres", self.port);
+    }
+
+    fn wait(&mut self) {
+        let (dir, port) = (self.dir.clone(), self.port);
+        let answers = || psql(&dir, port, "SELECT 1").output().is_ok_and(|out| out.status.success());
+        self.server.as_mut().expect("a running server").wait_until("postgres", answers);
     }
 
     /// Runs statements as the superuser and answers what they print, without names of columns.
@@ -89,6 +104,13 @@ impl Postgres {
     pub fn next_database(&self) -> String {
         let name = format!("t{}", self.databases_taken.fetch_add(1, Ordering::Relaxed));
         self.execute("postgres", &format!("CREATE DATABASE {name}"));
+        name
+    }
+
+    /// The name of a fresh, empty schema in the database `postgres`.
+    pub fn next_schema(&self) -> String {
+        let name = format!("s{}", self.databases_taken.fetch_add(1, Ordering::Relaxed));
+        self.execute("postgres", &format!("CREATE SCHEMA {name}"));
         name
     }
 

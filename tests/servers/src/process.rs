@@ -1,13 +1,18 @@
 //! Server processes that end with the test process.
 
 use std::fs::File;
+use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 /// Far more than a loaded machine needs.
 const READY_DEADLINE: Duration = Duration::from_secs(120);
+/// Ports that clients are not given, by default.
+const FIRST_PORT: u16 = 12_000;
+const PORTS: u16 = 17_001;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Says why a test cannot run here. With SLUICE_TEST_ALL=1 that is a failure.
@@ -33,18 +38,34 @@ pub fn program(name: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// A port that nobody listens on now.
+/// A port that nobody listens on now. Not one that the system gives to clients: whoever tries to connect to such a port
+/// while its server is away may be given that very port, be connected to itself, and keep the server from coming back.
 pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("its address").port()
+    static TAKEN: AtomicU16 = AtomicU16::new(0);
+    // Other processes begin elsewhere.
+    let begin = std::process::id() % u32::from(PORTS);
+    for _ in 0..PORTS {
+        let next = TAKEN.fetch_add(1, Ordering::Relaxed);
+        let port = FIRST_PORT + ((begin + u32::from(next) * 7) % u32::from(PORTS)) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+    panic!("no port is free");
 }
 
 /// `sh -c KEEPER DIRECTORY SERVER ARGUMENT…`: runs a server until the keeper's own input ends, which it does with the
 /// process that started it, however that ends (what is static in a test process is never dropped); then removes the
-/// directory, if it is to.
+/// directory, if it is to. `kill` and `start` on its input do that to the server.
 const KEEPER: &str = r#"
 trap '' INT
 "$@" </dev/null & server=$!
-read -r _
+while read -r word; do
+    case $word in
+        kill) kill -KILL $server; wait $server ;;
+        start) "$@" </dev/null & server=$! ;;
+    esac
+done 2>/dev/null
 kill -KILL $server
 wait $server 2>/dev/null
 [ -z "$keep" ] && rm -rf "$0"
@@ -76,6 +97,22 @@ impl Kept {
             .spawn()
             .expect("a shell");
         Kept { keeper, dir: dir.to_owned() }
+    }
+
+    /// Kills the server as a crash would.
+    pub fn kill(&mut self) {
+        self.tell("kill\n");
+    }
+
+    /// Starts a server that was killed again. Not by a new child of this process: that would close its copies of the files
+    /// that the process has open before it became the server, and wait for those on a mount whose server is away.
+    pub fn start_again(&mut self) {
+        self.tell("start\n");
+    }
+
+    fn tell(&mut self, word: &str) {
+        let input = self.keeper.stdin.as_mut().expect("the keeper listens");
+        input.write_all(word.as_bytes()).expect("the keeper is there");
     }
 
     /// Waits until it answers, as `ready` tells. A server that ended, or that takes minutes, is a failure of the test.

@@ -10,7 +10,10 @@
 
 pub mod dialect;
 pub mod records;
+pub mod rows;
 pub mod schema;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub mod server;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 pub mod texts;

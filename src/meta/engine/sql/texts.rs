@@ -51,6 +51,11 @@ impl Writer<'_> {
         self.text(&format!("INSERT INTO @{table} ({}) VALUES ({parameters}) {tail}", columns.join(", ")))
     }
 
+    fn insert(&self, table: &str, columns: &[&str]) -> String {
+        let parameters = vec!["?"; columns.len()].join(", ");
+        self.text(&format!("INSERT INTO @{table} ({}) VALUES ({parameters})", columns.join(", ")))
+    }
+
     fn replace(&self, table: &str, keys: &[&str], others: &[&str]) -> String {
         self.upsert(table, keys, others, OnConflict::Replace(others))
     }
@@ -94,8 +99,18 @@ texts! {
                       access_acl_id = ?, default_acl_id = ?, tier_id = ? WHERE inode = ?";
         delete_node: "DELETE FROM @node WHERE inode = ?";
         nodes: "SELECT {NODE}, inode FROM @node WHERE inode > ? ORDER BY inode LIMIT ?";
+        // For the servers: a list in brackets follows; the same below.
+        nodes_among: "SELECT {NODE}, inode FROM @node WHERE inode IN";
+        // The directory, the entry and its node, each if it is there.
+        look_up: "SELECT p.type, p.flags, p.mode, p.uid, p.gid, p.atime, p.mtime, p.ctime, p.atimensec, p.mtimensec, \
+                  p.ctimensec, p.nlink, p.length, p.rdev, p.parent, p.access_acl_id, p.default_acl_id, p.tier_id, \
+                  e.inode, e.type, n.type, n.flags, n.mode, n.uid, n.gid, n.atime, n.mtime, n.ctime, n.atimensec, \
+                  n.mtimensec, n.ctimensec, n.nlink, n.length, n.rdev, n.parent, n.access_acl_id, n.default_acl_id, \
+                  n.tier_id FROM (SELECT 1 AS one) AS x LEFT JOIN @node p ON p.inode = ? LEFT JOIN @edge e \
+                  ON e.parent = ? AND e.name = ? LEFT JOIN @node n ON n.inode = e.inode";
 
         edge: "SELECT inode, type FROM @edge WHERE parent = ? AND name = ?";
+        edges_among: "SELECT name, inode, type FROM @edge WHERE parent = ? AND name IN";
         any_edge: "SELECT inode, type FROM @edge WHERE parent = ? LIMIT 1";
         link_parents: "SELECT parent, COUNT(*) FROM @edge WHERE inode = ? GROUP BY parent ORDER BY parent";
         delete_edge: "DELETE FROM @edge WHERE parent = ? AND name = ?";
@@ -110,6 +125,7 @@ texts! {
         delete_symlink: "DELETE FROM @symlink WHERE inode = ?";
 
         chunk: "SELECT slices FROM @chunk WHERE inode = ? AND indx = ?";
+        chunks_among: "SELECT indx, slices FROM @chunk WHERE inode = ? AND indx IN";
         update_chunk: "UPDATE @chunk SET slices = ? WHERE inode = ? AND indx = ?";
         delete_chunk: "DELETE FROM @chunk WHERE inode = ? AND indx = ?";
         chunks: "SELECT id, inode, indx, slices FROM @chunk WHERE id > ? ORDER BY id LIMIT ?";
@@ -181,6 +197,9 @@ texts! {
             let columns: Vec<&str> = NODE.split(", ").collect();
             w.replace("node", &["inode"], &columns)
         };
+        // As `put_edge`, of one that must not be there; the same below.
+        insert_edge: |w| w.insert("edge", &["parent", "name", "inode", "type"]);
+        insert_xattr: |w| w.insert("xattr", &["inode", "name", "value"]);
         put_edge: |w| w.replace("edge", &["parent", "name"], &["inode", "type"]);
         put_symlink: |w| w.replace("symlink", &["inode"], &["target"]);
         put_chunk: |w| w.replace("chunk", &["inode", "indx"], &["slices"]);

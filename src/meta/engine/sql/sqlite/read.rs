@@ -2,18 +2,15 @@
 //! know what is there.
 
 use super::fault::{Failed, undecoded};
-use crate::base::acl::{ABSENT, AclRule, decode_entries};
 use crate::base::slice::SLICE_RECORD_BYTES;
-use crate::base::{Attr, ChunkIndex, Fault, Ino, Kind, Name, SessionId, Slice, SliceId};
-use crate::meta::engine::sql::records::{
-    GROUP_QUOTA, NodeColumns, USER_QUOTA, attr_of, counter_name, counter_shift, flock_exclusive, quota_key,
+use crate::base::{Attr, ChunkIndex, Fault, Ino, Name, SessionId, Slice, SliceId};
+use crate::meta::engine::sql::records::{GROUP_QUOTA, USER_QUOTA, counter_name, counter_shift, quota_key};
+use crate::meta::engine::sql::rows::{
+    Columns, acl, attr, dentry, dir_stat, flock_holder, flock_holders, plock_holder, plock_holders, quota, session,
 };
 use crate::meta::engine::sql::texts::Texts;
 use crate::meta::engine::{Cursor, Page, PlusPage, Scan};
-use crate::meta::record::{
-    Counter, Dentry, DirStat, FlockHolder, Key, PlockHolder, PlockRange, Quota, QuotaOwner, Record, Session,
-    decode_delayed,
-};
+use crate::meta::record::{Counter, Key, QuotaOwner, Record, decode_delayed};
 use bytes::Bytes;
 use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Connection, Params, Row, ToSql};
@@ -36,72 +33,27 @@ impl ToSql for TextBytes<'_> {
     }
 }
 
-/// A column of numbers; NULL counts as zero.
-fn int(row: &Row<'_>, column: usize) -> Option<i64> {
-    match row.get_ref(column).ok()? {
-        ValueRef::Null => Some(0),
-        ValueRef::Integer(number) => Some(number),
-        ValueRef::Real(_) | ValueRef::Text(_) | ValueRef::Blob(_) => None,
+impl Columns for Row<'_> {
+    fn is_null(&self, column: usize) -> bool {
+        matches!(self.get_ref(column), Ok(ValueRef::Null))
     }
-}
 
-/// A column of bytes, of whichever class: `||` makes text of a chunk's list (`spec/metadata.md` 3.4).
-fn bytes<'a>(row: &'a Row<'_>, column: usize) -> Option<&'a [u8]> {
-    match row.get_ref(column).ok()? {
-        ValueRef::Null => Some(&[]),
-        ValueRef::Text(bytes) | ValueRef::Blob(bytes) => Some(bytes),
-        ValueRef::Integer(_) | ValueRef::Real(_) => None,
+    fn int(&self, column: usize) -> Option<i64> {
+        match self.get_ref(column).ok()? {
+            ValueRef::Null => Some(0),
+            ValueRef::Integer(number) => Some(number),
+            ValueRef::Real(_) | ValueRef::Text(_) | ValueRef::Blob(_) => None,
+        }
     }
-}
 
-fn owned(row: &Row<'_>, column: usize) -> Option<Bytes> {
-    bytes(row, column).map(Bytes::copy_from_slice)
-}
-
-fn ino(row: &Row<'_>, column: usize) -> Option<Ino> {
-    int(row, column).map(|n| Ino(n as u64))
-}
-
-fn attr(row: &Row<'_>) -> Option<Attr> {
-    let mut columns: NodeColumns = [0; _];
-    for (at, column) in columns.iter_mut().enumerate() {
-        *column = int(row, at)?;
+    /// Of whichever class: `||` makes text of a chunk's list (`spec/metadata.md` 3.4).
+    fn bytes(&self, column: usize) -> Option<&[u8]> {
+        match self.get_ref(column).ok()? {
+            ValueRef::Null => Some(&[]),
+            ValueRef::Text(bytes) | ValueRef::Blob(bytes) => Some(bytes),
+            ValueRef::Integer(_) | ValueRef::Real(_) => None,
+        }
     }
-    attr_of(&columns)
-}
-
-fn dentry(row: &Row<'_>, ino_at: usize, kind_at: usize) -> Option<Dentry> {
-    let kind = Kind::from_code(int(row, kind_at)?.try_into().ok()?)?;
-    Some(Dentry { kind, ino: ino(row, ino_at)? })
-}
-
-fn acl(row: &Row<'_>) -> Option<AclRule> {
-    // A permission that was never written is not present.
-    let perm = |column| match row.get_ref(column).ok()? {
-        ValueRef::Null => Some(ABSENT),
-        _ => int(row, column)?.try_into().ok(),
-    };
-    Some(AclRule {
-        owner: perm(0)?,
-        group: perm(1)?,
-        mask: perm(2)?,
-        other: perm(3)?,
-        users: decode_entries(bytes(row, 4)?)?,
-        groups: decode_entries(bytes(row, 5)?)?,
-    })
-}
-
-fn dir_stat(row: &Row<'_>, first: usize) -> Option<DirStat> {
-    Some(DirStat { length: int(row, first)?, space: int(row, first + 1)?, inodes: int(row, first + 2)? })
-}
-
-fn quota(row: &Row<'_>) -> Option<Quota> {
-    Some(Quota {
-        max_space: int(row, 0)?,
-        max_inodes: int(row, 1)?,
-        used_space: int(row, 2)?,
-        used_inodes: int(row, 3)?,
-    })
 }
 
 /// Names the row as well: that of a scan is one of very many, and somebody will have to mend it.
@@ -187,7 +139,7 @@ impl Reading<'_> {
         mut decode: impl FnMut(&Row<'_>) -> Option<(Key, Record)>,
     ) -> Result<Rows, Failed> {
         let numbered = |row: &Row<'_>| {
-            let number = int(row, numbered);
+            let number = row.int(numbered);
             let record = number.and_then(|_| decode(row)).map(Some).ok_or_else(|| undecoded_row(what, row));
             Ok::<_, Failed>((number, record))
         };
@@ -227,27 +179,27 @@ impl Reading<'_> {
         let t = self.texts;
         let id = |ino: &Ino| ino.0 as i64;
         match key {
-            Key::Setting => self.one(&t.setting, (), key, |r| owned(r, 0).map(Record::Bytes)),
+            Key::Setting => self.one(&t.setting, (), key, |r| r.owned(0).map(Record::Bytes)),
             Key::Counter(counter) => Ok(self.counter(*counter)?.map(Record::Number)),
-            Key::Attr(i) => self.one(&t.node, [id(i)], key, |r| attr(r).map(Record::Attr)),
+            Key::Attr(i) => self.one(&t.node, [id(i)], key, |r| attr(r, 0).map(Record::Attr)),
             Key::Dentry(dir, name) => {
                 self.one(&t.edge, (id(dir), name.as_bytes()), key, |r| dentry(r, 0, 1).map(Record::Dentry))
             }
             Key::AnyDentry(dir) => self.one(&t.any_edge, [id(dir)], key, |r| dentry(r, 0, 1).map(Record::Dentry)),
-            Key::Symlink(i) => self.one(&t.symlink, [id(i)], key, |r| owned(r, 0).map(Record::Bytes)),
+            Key::Symlink(i) => self.one(&t.symlink, [id(i)], key, |r| r.owned(0).map(Record::Bytes)),
             Key::LinkParents(i) => {
-                let parents = self.all(&t.link_parents, [id(i)], key, |r| Some((ino(r, 0)?, int(r, 1)?)))?;
+                let parents = self.all(&t.link_parents, [id(i)], key, |r| Some((r.ino(0)?, r.int(1)?)))?;
                 Ok(some_list(parents, Record::LinkParents))
             }
             Key::Chunk(i, index) => {
-                self.one(&t.chunk, (id(i), index.0), key, |r| Slice::decode_list(bytes(r, 0)?).map(Record::Slices))
+                self.one(&t.chunk, (id(i), index.0), key, |r| Slice::decode_list(r.bytes(0)?).map(Record::Slices))
             }
-            Key::SliceRef(slice, _) => self.one(&t.slice_ref, [slice.0 as i64], key, |r| int(r, 0).map(Record::Number)),
+            Key::SliceRef(slice, _) => self.one(&t.slice_ref, [slice.0 as i64], key, |r| r.int(0).map(Record::Number)),
             Key::Xattr(i, name) => {
-                self.one(&t.xattr, (id(i), TextBytes(name.as_bytes())), key, |r| owned(r, 0).map(Record::Bytes))
+                self.one(&t.xattr, (id(i), TextBytes(name.as_bytes())), key, |r| r.owned(0).map(Record::Bytes))
             }
             Key::Xattrs(i) => {
-                let list = self.all(&t.xattrs, [id(i)], key, |r| Some((Name::stored(bytes(r, 0)?), owned(r, 1)?)))?;
+                let list = self.all(&t.xattrs, [id(i)], key, |r| Some((Name::stored(r.bytes(0)?), r.owned(1)?)))?;
                 Ok(some_list(list, Record::Xattrs))
             }
             Key::AclRule(rule) => self.one(&t.acl, [i64::from(*rule)], key, |r| acl(r).map(Record::AclRule)),
@@ -259,39 +211,21 @@ impl Reading<'_> {
                 }
                 (QuotaOwner::User(_) | QuotaOwner::Group(_), None) => unreachable!("users and groups have a place"),
             },
-            Key::Session(sid) => self.one(&t.session, [sid.0 as i64], key, |r| {
-                Some(Record::Session(Session { expire: int(r, 0)?, info: owned(r, 1)? }))
-            }),
+            Key::Session(sid) => self.one(&t.session, [sid.0 as i64], key, |r| session(r, 0).map(Record::Session)),
             Key::Sustained(sid, i) => self.one(&t.sustained, (sid.0 as i64, id(i)), key, |_| Some(Record::Number(1))),
             Key::DeletedFile(i, length) => {
-                self.one(&t.deleted_file, (id(i), *length as i64), key, |r| int(r, 0).map(Record::Number))
+                self.one(&t.deleted_file, (id(i), *length as i64), key, |r| r.int(0).map(Record::Number))
             }
             Key::DelayedSlices(slice, time) => {
-                self.one(&t.delayed, (slice.0 as i64, *time), key, |r| decode_delayed(bytes(r, 0)?).map(Record::Slices))
+                self.one(&t.delayed, (slice.0 as i64, *time), key, |r| decode_delayed(r.bytes(0)?).map(Record::Slices))
             }
             Key::Flocks(i) => {
-                let mut holders = self.all(&t.flocks, [id(i)], key, |r| {
-                    Some(FlockHolder {
-                        session: SessionId(int(r, 0)? as u64),
-                        owner: int(r, 1)? as u64,
-                        exclusive: flock_exclusive(int(r, 2)?)?,
-                    })
-                })?;
-                // Owners are unsigned, their column is not: the database cannot sort them.
-                holders.sort_unstable_by_key(|h| (h.session, h.owner));
-                Ok(some_list(holders, Record::Flocks))
+                let holders = self.all(&t.flocks, [id(i)], key, |r| flock_holder(r))?;
+                Ok(some_list(flock_holders(holders), Record::Flocks))
             }
             Key::Plocks(i) => {
-                let mut holders = self.all(&t.plocks, [id(i)], key, |r| {
-                    Some(PlockHolder {
-                        session: SessionId(int(r, 0)? as u64),
-                        owner: int(r, 1)? as u64,
-                        ranges: PlockRange::decode_list(bytes(r, 2)?)?,
-                    })
-                })?;
-                holders.retain(|holder| !holder.ranges.is_empty());
-                holders.sort_unstable_by_key(|h| (h.session, h.owner));
-                Ok(some_list(holders, Record::Plocks))
+                let holders = self.all(&t.plocks, [id(i)], key, |r| plock_holder(r))?;
+                Ok(some_list(plock_holders(holders), Record::Plocks))
             }
         }
     }
@@ -300,7 +234,7 @@ impl Reading<'_> {
     fn counter(&self, counter: Counter) -> Result<Option<i64>, Failed> {
         match counter_name(counter) {
             Some(name) => {
-                let stored = self.one(&self.texts.counter, [name], &Key::Counter(counter), |r| int(r, 0))?;
+                let stored = self.one(&self.texts.counter, [name], &Key::Counter(counter), |r| r.int(0))?;
                 Ok(stored.map(|stored| stored.saturating_sub(counter_shift(counter))))
             }
             None => self.last_acl_id(),
@@ -311,13 +245,13 @@ impl Reading<'_> {
     pub fn last_acl_id(&self) -> Result<Option<i64>, Failed> {
         let table = format!("{}acl", self.prefix);
         let text = "SELECT seq FROM sqlite_sequence WHERE name = ?1";
-        self.one(text, [table], &Key::Counter(Counter::AclMaxId), |r| int(r, 0))
+        self.one(text, [table], &Key::Counter(Counter::AclMaxId), |r| r.int(0))
     }
 
     /// The stored bytes of a chunk's list.
     pub fn chunk_bytes(&self, ino: Ino, index: ChunkIndex) -> Result<Option<Vec<u8>>, Failed> {
         let key = Key::Chunk(ino, index);
-        let list = self.one(&self.texts.chunk, (ino.0 as i64, index.0), &key, |r| bytes(r, 0).map(<[u8]>::to_vec))?;
+        let list = self.one(&self.texts.chunk, (ino.0 as i64, index.0), &key, |r| r.bytes(0).map(<[u8]>::to_vec))?;
         match list {
             Some(list) if !list.len().is_multiple_of(SLICE_RECORD_BYTES) => Err(Failed::corrupt(&key)),
             list => Ok(list),
@@ -326,7 +260,7 @@ impl Reading<'_> {
 
     /// The attributes of a node.
     pub fn attr(&self, ino: Ino) -> Result<Option<Attr>, Failed> {
-        self.one(&self.texts.node, [ino.0 as i64], &Key::Attr(ino), attr)
+        self.one(&self.texts.node, [ino.0 as i64], &Key::Attr(ino), |r| attr(r, 0))
     }
 
     pub fn scan(&self, scan: &Scan, after: Option<&Cursor>, limit: usize) -> Result<Page, Failed> {
@@ -340,7 +274,7 @@ impl Reading<'_> {
             Scan::Dentries(dir) => {
                 let start = after.map_or(&b""[..], |cursor| &cursor.0);
                 let rows = self.all(&t.edges_of, (dir.0 as i64, start, most), scan, |r| {
-                    let name = Name::stored(bytes(r, 0)?);
+                    let name = Name::stored(r.bytes(0)?);
                     let record = dentry(r, 1, 2).map(Record::Dentry).ok_or_else(|| undecoded(&(scan, &name)));
                     Some((name, record))
                 })?;
@@ -349,46 +283,45 @@ impl Reading<'_> {
                 Page::of(rows, next)
             }
             Scan::AllDentries => page(self.rows(&t.edges, (row, most), scan, 0, |r| {
-                let key = Key::Dentry(ino(r, 1)?, Name::stored(bytes(r, 2)?));
+                let key = Key::Dentry(r.ino(1)?, Name::stored(r.bytes(2)?));
                 Some((key, Record::Dentry(dentry(r, 3, 4)?)))
             })?),
             Scan::Attrs => {
                 page(self.rows(&t.nodes, (row, most), scan, 18, |r| {
-                    Some((Key::Attr(ino(r, 18)?), Record::Attr(attr(r)?)))
+                    Some((Key::Attr(r.ino(18)?), Record::Attr(attr(r, 0)?)))
                 })?)
             }
             Scan::Chunks => page(self.rows(&t.chunks, (row, most), scan, 0, |r| {
-                let key = Key::Chunk(ino(r, 1)?, ChunkIndex(int(r, 2)?.try_into().ok()?));
-                Some((key, Record::Slices(Slice::decode_list(bytes(r, 3)?)?)))
+                let key = Key::Chunk(r.ino(1)?, ChunkIndex(r.int(2)?.try_into().ok()?));
+                Some((key, Record::Slices(Slice::decode_list(r.bytes(3)?)?)))
             })?),
             Scan::ChunksOf(i) => page(self.rows(&t.chunks_of, (i.0 as i64, row, most), scan, 0, |r| {
-                let key = Key::Chunk(*i, ChunkIndex(int(r, 0)?.try_into().ok()?));
-                Some((key, Record::Slices(Slice::decode_list(bytes(r, 1)?)?)))
+                let key = Key::Chunk(*i, ChunkIndex(r.int(0)?.try_into().ok()?));
+                Some((key, Record::Slices(Slice::decode_list(r.bytes(1)?)?)))
             })?),
             // Loaders of dumps leave a row for holes, slice 0, which is nothing.
             Scan::SliceRefs => page(self.rows(&t.slice_refs, (row.max(0), most), scan, 0, |r| {
-                let key = Key::SliceRef(SliceId(int(r, 0)? as u64), int(r, 1)?.try_into().ok()?);
-                Some((key, Record::Number(int(r, 2)?)))
+                let key = Key::SliceRef(SliceId(r.int(0)? as u64), r.int(1)?.try_into().ok()?);
+                Some((key, Record::Number(r.int(2)?)))
             })?),
             Scan::Sessions => page(self.rows(&t.sessions, (row, most), scan, 0, |r| {
-                let session = Session { expire: int(r, 1)?, info: owned(r, 2)? };
-                Some((Key::Session(SessionId(int(r, 0)? as u64)), Record::Session(session)))
+                Some((Key::Session(SessionId(r.int(0)? as u64)), Record::Session(session(r, 1)?)))
             })?),
             Scan::Sustained(sid) => page(self.rows(&t.sustained_of, (sid.0 as i64, row, most), scan, 0, |r| {
-                Some((Key::Sustained(*sid, ino(r, 0)?), Record::Number(1)))
+                Some((Key::Sustained(*sid, r.ino(0)?), Record::Number(1)))
             })?),
             Scan::DeletedFiles => page(self.rows(&t.deleted_files, (row, most), scan, 0, |r| {
-                Some((Key::DeletedFile(ino(r, 0)?, int(r, 1)? as u64), Record::Number(int(r, 2)?)))
+                Some((Key::DeletedFile(r.ino(0)?, r.int(1)? as u64), Record::Number(r.int(2)?)))
             })?),
             Scan::DelayedSlices => page(self.rows(&t.all_delayed, (row, most), scan, 0, |r| {
-                let key = Key::DelayedSlices(SliceId(int(r, 0)? as u64), int(r, 1)?);
-                Some((key, Record::Slices(decode_delayed(bytes(r, 2)?)?)))
+                let key = Key::DelayedSlices(SliceId(r.int(0)? as u64), r.int(1)?);
+                Some((key, Record::Slices(decode_delayed(r.bytes(2)?)?)))
             })?),
             Scan::DirStats => page(self.rows(&t.dir_stats, (row, most), scan, 0, |r| {
-                Some((Key::DirStat(ino(r, 0)?), Record::DirStat(dir_stat(r, 1)?)))
+                Some((Key::DirStat(r.ino(0)?), Record::DirStat(dir_stat(r, 1)?)))
             })?),
             Scan::AclRules => page(self.rows(&t.acls, (row, most), scan, 6, |r| {
-                Some((Key::AclRule(int(r, 6)?.try_into().ok()?), Record::AclRule(acl(r)?)))
+                Some((Key::AclRule(r.int(6)?.try_into().ok()?), Record::AclRule(acl(r)?)))
             })?),
             Scan::Quotas => {
                 let rows = self.all_quotas(place.part, row, most, scan)?;
@@ -397,17 +330,17 @@ impl Reading<'_> {
             Scan::LocksOf(sid) => {
                 let (owners, key): (_, fn(Ino) -> Key) =
                     if place.part == 0 { (&t.flocked_by, Key::Flocks) } else { (&t.plocked_by, Key::Plocks) };
-                let inodes = self.all(owners, (sid.0 as i64, row, most), scan, |r| Some(int(r, 0)))?;
+                let inodes = self.all(owners, (sid.0 as i64, row, most), scan, |r| Some(r.int(0)))?;
                 in_parts(page(self.of_inodes(inodes, scan, key)?), place.part, 1)
             }
             Scan::AllLocks => {
                 let (owners, key): (_, fn(Ino) -> Key) =
                     if place.part == 0 { (&t.flocked, Key::Flocks) } else { (&t.plocked, Key::Plocks) };
-                let inodes = self.all(owners, (row, most), scan, |r| Some(int(r, 0)))?;
+                let inodes = self.all(owners, (row, most), scan, |r| Some(r.int(0)))?;
                 in_parts(page(self.of_inodes(inodes, scan, key)?), place.part, 1)
             }
             Scan::AllXattrs => {
-                let inodes = self.all(&t.xattr_owners, (row, most), scan, |r| Some(int(r, 0)))?;
+                let inodes = self.all(&t.xattr_owners, (row, most), scan, |r| Some(r.int(0)))?;
                 page(self.of_inodes(inodes, scan, Key::Xattrs)?)
             }
             Scan::AllLinkParents => Page::default(),
@@ -417,7 +350,7 @@ impl Reading<'_> {
     /// Part 0 are directories; users and groups have their own numbers as parts.
     fn all_quotas(&self, part: u8, row: i64, most: i64, scan: &Scan) -> Result<Rows, Failed> {
         let entry = |r: &Row<'_>, owner: &dyn Fn(i64) -> Option<QuotaOwner>| {
-            Some((Key::Quota(owner(int(r, 4)?)?), Record::Quota(quota(r)?)))
+            Some((Key::Quota(owner(r.int(4)?)?), Record::Quota(quota(r)?)))
         };
         let user = |id: i64| Some(QuotaOwner::User(id.try_into().ok()?));
         let group = |id: i64| Some(QuotaOwner::Group(id.try_into().ok()?));
@@ -456,9 +389,9 @@ impl Reading<'_> {
             // A node has a type; without one the entry's node is missing.
             let node = match r.get_ref(0).ok()? {
                 ValueRef::Null => None,
-                _ => Some(attr(r)?),
+                _ => Some(attr(r, 0)?),
             };
-            Some((Name::stored(bytes(r, 18)?), dentry(r, 19, 20)?, node))
+            Some((Name::stored(r.bytes(18)?), dentry(r, 19, 20)?, node))
         })?;
         let next = (entries.len() == limit).then(|| entries.last().map(|(name, ..)| name_cursor(name))).flatten();
         Ok(PlusPage { entries, next })
