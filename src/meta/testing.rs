@@ -1,10 +1,10 @@
 //! For unit tests: fresh volumes on the engine under test, which `SLUICE_TEST_META` names: `memory` (the default),
-//! `redis`, `sqlite` or `etcd`. What a test needs of an engine it asks for here, so that it runs on each of them;
+//! `redis`, `sqlite`, `etcd` or `tikv`. What a test needs of an engine it asks for here, so that it runs on each of them;
 //! `engines_tests` sees to that.
 //!
 //! Redis is one server for the whole test process, without persistence, started at the first use and ended with the
 //! process whatever its end; each store is a database of it. A SQLite store is a file in a directory of its own, one in
-//! etcd a prefix of a server that is shared alike.
+//! etcd or TiKV a prefix of a server that is shared alike (TiKV's is `tests/tikv`, in this process).
 
 mod engines_tests;
 
@@ -69,6 +69,7 @@ enum Place {
     Sqlite(TempDir),
     /// The URL of a prefix.
     Etcd(String),
+    Tikv(String),
 }
 
 impl Store {
@@ -78,7 +79,8 @@ impl Store {
             "redis" => Place::Redis(RedisServer::shared().await.next_database()),
             "sqlite" => Place::Sqlite(tempfile::tempdir().expect("a temporary directory")),
             "etcd" => Place::Etcd(sluice_test_servers::etcd::Etcd::shared().next_url()),
-            other => panic!("{ENGINE_VARIABLE}={other}: it may be memory, redis, sqlite or etcd"),
+            "tikv" => Place::Tikv(next_tikv_path()),
+            other => panic!("{ENGINE_VARIABLE}={other}: it may be memory, redis, sqlite, etcd or tikv"),
         }))
     }
 
@@ -111,7 +113,7 @@ impl Store {
     /// Where the bytes of the volume lie, for tests that damage them; `None` in memory.
     pub fn stored_bytes(&self) -> Option<StoredBytes> {
         match &*self.0 {
-            Place::Memory(_) | Place::Etcd(_) => None,
+            Place::Memory(_) | Place::Etcd(_) | Place::Tikv(_) => None,
             Place::Redis(url) => Some(StoredBytes::Redis(url.clone())),
             Place::Sqlite(dir) => Some(StoredBytes::Sqlite(dir.path().join(DATABASE))),
         }
@@ -139,11 +141,17 @@ impl Store {
                 use super::engine::kv::{etcd, tests::etcd_options};
                 Arc::new(etcd::open(&etcd_options(url)).await.expect("the server of the tests"))
             }
-            #[cfg(not(all(feature = "redis", feature = "sqlite", feature = "etcd")))]
+            #[cfg(feature = "tikv")]
+            Place::Tikv(path) => {
+                use super::engine::kv::tikv;
+                let options = super::engine::kv::tests::on_tikv::options(tikv_server(), path);
+                Arc::new(tikv::open(&options).await.expect("the server of the tests"))
+            }
+            #[cfg(not(all(feature = "redis", feature = "sqlite", feature = "etcd", feature = "tikv")))]
             _ => panic!("{} is not built in", engine_under_test()),
         };
         let lists_chunks_of_file = inner.lists_chunks_of_file();
-        let gathers_usage = matches!(*self.0, Place::Etcd(_));
+        let gathers_usage = matches!(*self.0, Place::Etcd(_) | Place::Tikv(_));
         let place = self.0.clone();
         TestEngine { inner, _place: place, commits: None, interrupt: None, lists_chunks_of_file, gathers_usage }
     }
@@ -221,9 +229,21 @@ pub async fn rows(meta: &Meta, scan: Scan) -> Vec<(Key, Record)> {
 pub async fn references(meta: &Meta, id: SliceId, size: u32) -> i64 {
     match meta.engine().read(&[Key::SliceRef(id, size)]).await.expect("read").pop().flatten() {
         Some(Record::Number(references)) => references,
-        None if ["redis", "etcd"].contains(&meta.engine().name()) => 1,
+        None if ["redis", "etcd", "tikv"].contains(&meta.engine().name()) => 1,
         other => panic!("references of {id}: {other:?}"),
     }
+}
+
+/// The TiKV of all tests of this process.
+pub fn tikv_server() -> &'static sluice_test_tikv::TestTikv {
+    static SERVER: std::sync::OnceLock<sluice_test_tikv::TestTikv> = std::sync::OnceLock::new();
+    SERVER.get_or_init(sluice_test_tikv::TestTikv::start)
+}
+
+/// A prefix of it that nothing is stored under.
+pub fn next_tikv_path() -> String {
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    format!("t{}", TAKEN.fetch_add(1, Ordering::Relaxed))
 }
 
 /// The Redis server of this process.
@@ -357,6 +377,10 @@ impl Engine for TestEngine {
 
     fn lists_chunks_of_file(&self) -> bool {
         self.lists_chunks_of_file
+    }
+
+    fn stores_empty_values(&self) -> bool {
+        self.inner.stores_empty_values()
     }
 
     fn batch_max(&self) -> usize {

@@ -33,6 +33,8 @@ pub mod etcd;
 mod scan;
 #[cfg(test)]
 pub mod tests;
+#[cfg(feature = "tikv")]
+pub mod tikv;
 mod usage;
 mod view;
 
@@ -262,6 +264,10 @@ fn pause(tries: u32) -> Duration {
 impl Engine for KvEngine {
     fn name(&self) -> &'static str {
         self.0.kv.name()
+    }
+
+    fn stores_empty_values(&self) -> bool {
+        self.0.kv.stores_empty_values()
     }
 
     fn batch_max(&self) -> usize {

@@ -50,6 +50,57 @@ mod on_etcd {
     engine_suite!(open);
 }
 
+pub mod on_tikv {
+    use super::super::tikv::{self, TikvOptions};
+    use super::*;
+    use crate::meta::testing::{next_tikv_path, tikv_server};
+    use sluice_test_tikv::TestTikv;
+
+    pub fn options(server: &TestTikv, path: &str) -> TikvOptions {
+        TikvOptions { members: vec![server.pd_address()], path: path.to_owned(), tls: None, gc_interval: None }
+    }
+
+    async fn engine(server: &TestTikv, path: &str) -> KvEngine {
+        tikv::open(&options(server, path)).await.expect("the server of the tests")
+    }
+
+    async fn open() -> Option<Opened> {
+        let engine = Arc::new(engine(tikv_server(), &next_tikv_path()).await);
+        Some(Opened { engine, derives_link_parents: false, keep: Box::new(()) })
+    }
+
+    engine_suite!(open);
+
+    #[tokio::test]
+    async fn records_have_the_layout_of_the_format() {
+        has_the_layout_of_the_format(&engine(tikv_server(), &next_tikv_path()).await).await;
+    }
+
+    #[tokio::test]
+    async fn the_prefix_is_the_path_without_its_slash() {
+        let server = TestTikv::start();
+        for path in ["vol", "/vol", "a/b"] {
+            let engine = engine(&server, path).await;
+            commit(&engine, vec![], vec![put(Key::Setting, Record::Bytes(Bytes::from("{}")))]).await.unwrap();
+        }
+        let keys: Vec<Vec<u8>> = server.dump_latest().into_keys().collect();
+        assert_eq!(keys, [b"a/b\xfdsetting".to_vec(), b"vol\xfdsetting".to_vec()]);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn many_create_in_one_directory() {
+        let path = next_tikv_path();
+        siblings_are_all_made([engine(tikv_server(), &path).await, engine(tikv_server(), &path).await], 4).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_directory_is_removed_or_filled() {
+        let path = next_tikv_path();
+        let (here, there) = (engine(tikv_server(), &path).await, engine(tikv_server(), &path).await);
+        emptiness_is_decided_once(&here, &there).await;
+    }
+}
+
 async fn commit(engine: &KvEngine, guards: Vec<Guard>, changes: Vec<Change>) -> EngineResult<Committed> {
     engine.begin(&[]).await?.0.commit(Batch { guards, changes }).await
 }
@@ -213,26 +264,28 @@ async fn erase_leaves_the_volumes_beside() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_create_in_one_directory() {
     let Some(url) = fresh() else { return };
+    siblings_are_all_made([engine(&url).await, engine(&url).await], 8).await;
+}
+
+async fn siblings_are_all_made(engines: [KvEngine; 2], each: u64) {
     const TASKS: u64 = 32;
-    const EACH: u64 = 8;
     let dir = Ino(2);
-    let first = engine(&url).await;
+    let first = engines[0].clone();
     let changes = vec![
         put(Key::Attr(dir), Record::Attr(directory())),
         put(Key::DirStat(dir), Record::DirStat(DirStat::default())),
     ];
     commit(&first, vec![], changes).await.unwrap();
-    let engines = [first.clone(), engine(&url).await];
     let tasks = (0..TASKS).map(|task| {
         let engine = engines[task as usize % 2].clone();
         tokio::spawn(async move {
-            for number in 0..EACH {
+            for number in 0..each {
                 let name = Key::Dentry(dir, Name::stored(format!("{task}-{number}").into_bytes()));
                 let (txn, loaded) = engine.begin(&[Key::Attr(dir), name.clone()]).await.unwrap();
                 let Some(Record::Attr(seen)) = loaded[0] else { panic!("{loaded:?}") };
                 let mask = crate::base::FieldMask::KIND | crate::base::FieldMask::MODE;
                 let guards = vec![Guard::Fields(dir, seen, mask), Guard::Absent(name.clone())];
-                let ino = Ino(1000 + task * EACH + number);
+                let ino = Ino(1000 + task * each + number);
                 let changes = vec![
                     put(Key::Attr(ino), Record::Attr(Attr { parent: dir, ..directory() })),
                     put(name, Record::Dentry(Dentry { kind: Kind::Directory, ino })),
@@ -246,11 +299,11 @@ async fn many_create_in_one_directory() {
     });
     let started = std::time::Instant::now();
     futures::future::join_all(tasks).await.into_iter().for_each(|task| task.expect("no panic"));
-    eprintln!("{} creates in one directory took {:?}", TASKS * EACH, started.elapsed());
+    eprintln!("{} creates in one directory took {:?}", TASKS * each, started.elapsed());
     for engine in &engines {
         engine.sync().await.unwrap();
     }
-    let made = TASKS * EACH;
+    let made = TASKS * each;
     let keys = [Key::Attr(dir), Key::Counter(Counter::TotalInodes), Key::DirStat(dir)];
     let records = first.read(&keys).await.unwrap();
     let [Some(Record::Attr(attr)), Some(Record::Number(nodes)), Some(Record::DirStat(stat))] = &records[..] else {
