@@ -99,6 +99,11 @@ impl Store {
         Arc::new(TestEngine { lists_chunks_of_file: false, ..self.open().await })
     }
 
+    /// The same, taking little in one commit: what an operation changes anyway, and `BOUNDED_BATCH` records of a list.
+    pub async fn bounded_engine(&self) -> Arc<dyn Engine> {
+        Arc::new(TestEngine { batch_max: BOUNDED_BATCH, ..self.open().await })
+    }
+
     /// The same, with a way to get in before it commits.
     pub async fn interrupted_engine(&self) -> (Arc<dyn Engine>, Interrupt) {
         let interrupt = Interrupt::default();
@@ -153,9 +158,23 @@ impl Store {
         let lists_chunks_of_file = inner.lists_chunks_of_file();
         let gathers_usage = matches!(*self.0, Place::Etcd(_) | Place::Tikv(_));
         let place = self.0.clone();
-        TestEngine { inner, _place: place, commits: None, interrupt: None, lists_chunks_of_file, gathers_usage }
+        let batch_max = inner.batch_max();
+        TestEngine {
+            inner,
+            _place: place,
+            commits: None,
+            interrupt: None,
+            lists_chunks_of_file,
+            gathers_usage,
+            batch_max,
+        }
     }
 }
+
+/// See `Store::bounded_engine`.
+pub const BOUNDED_BATCH: usize = 16;
+/// What an operation changes beside a list, as `engine::kv` allows for it.
+const BESIDE_LIST: usize = 28;
 
 /// Rules of a volume without limits and without a trash.
 pub fn plain_rules() -> Rules {
@@ -317,10 +336,13 @@ struct TestEngine {
     /// The engine stores the usage of the volume a moment after a commit (`Change::AddCounter`). Tests have one client
     /// look at what another has just done, so here it is stored with every commit.
     gathers_usage: bool,
+    batch_max: usize,
 }
 
 struct TestTxn {
     inner: Box<dyn EngineTxn>,
+    /// Most changes and most guards of a commit.
+    most: usize,
     syncs: Option<Arc<dyn Engine>>,
     commits: Option<Arc<AtomicU64>>,
     interrupt: Option<Interrupt>,
@@ -384,7 +406,7 @@ impl Engine for TestEngine {
     }
 
     fn batch_max(&self) -> usize {
-        self.inner.batch_max()
+        self.batch_max
     }
 
     async fn prepare(&self) -> EngineResult<()> {
@@ -406,10 +428,12 @@ impl Engine for TestEngine {
     async fn begin(&self, first: &[Key]) -> EngineResult<(Box<dyn EngineTxn>, Vec<Option<Record>>)> {
         let (inner, records) = self.inner.begin(first).await?;
         let syncs = self.gathers_usage.then(|| self.inner.clone());
+        let most = self.batch_max.saturating_add(BESIDE_LIST);
         Ok(match (&self.commits, &self.interrupt, syncs) {
-            (None, None, None) => (inner, records),
+            (None, None, None) if most == usize::MAX => (inner, records),
             (commits, interrupt, syncs) => {
-                (Box::new(TestTxn { inner, syncs, commits: commits.clone(), interrupt: interrupt.clone() }), records)
+                let (commits, interrupt) = (commits.clone(), interrupt.clone());
+                (Box::new(TestTxn { inner, most, syncs, commits, interrupt }), records)
             }
         })
     }
@@ -437,6 +461,8 @@ impl Engine for TestEngine {
 
 impl TestTxn {
     async fn commit_and_sync(self: Box<Self>, batch: Batch) -> EngineResult<Committed> {
+        let (guards, changes) = (batch.guards.len(), batch.changes.len());
+        assert!(guards.max(changes) <= self.most, "{guards} guards and {changes} changes in one commit: {batch:?}");
         let done = self.inner.commit(batch).await?;
         if let Some(engine) = self.syncs {
             engine.sync().await?;
