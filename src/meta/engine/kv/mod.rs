@@ -30,6 +30,8 @@ mod batch;
 mod codec;
 #[cfg(feature = "etcd")]
 pub mod etcd;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 mod scan;
 #[cfg(test)]
 pub mod tests;

@@ -2,7 +2,7 @@
 //! a server goes away.
 
 use super::etcd::{self, EtcdOptions};
-use super::{Kv, KvEngine, codec};
+use super::{Kv, KvEngine};
 use crate::base::acl::AclRule;
 use crate::base::{
     Attr, AttrPatch, ChunkIndex, Errno, FaultKind, Ino, Kind, Name, SessionId, Slice, SliceId, Timestamp,
@@ -429,4 +429,174 @@ async fn a_cluster_goes_on_without_a_member() {
     }
     drop(engine);
     tokio::task::block_in_place(|| drop(cluster));
+}
+
+/// The peer as a program, with its own home.
+async fn peer(dir: &std::path::Path, args: &[&str]) -> Option<String> {
+    let Some(program) = program("juicefs") else {
+        skip("juicefs is not installed");
+        return None;
+    };
+    let output = Command::new(program).args(args).env("HOME", dir).output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{args:?}: {text}");
+    Some(text)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_volume_of_the_peer_is_read_and_written() {
+    let Some(url) = fresh() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let bucket = dir.path().join("bucket");
+    let format =
+        ["format", &url, "peer", "--storage", "file", "--bucket", bucket.to_str().unwrap(), "--trash-days", "0"];
+    if peer(dir.path(), &format).await.is_none() {
+        return;
+    }
+    let engine = engine(&url).await;
+    let records = engine.read(&[Key::Setting, Key::Attr(Ino::ROOT)]).await.unwrap();
+    let [Some(Record::Bytes(setting)), Some(Record::Attr(root))] = &records[..] else { panic!("{records:?}") };
+    assert!(String::from_utf8_lossy(setting).contains("\"peer\""));
+    assert_eq!((root.kind, root.mode, root.nlink, root.parent), (Kind::Directory, 0o777, 2, Ino::ROOT));
+    let keys: Vec<String> = stored(&engine)
+        .await
+        .iter()
+        .map(|(key, _)| key.escape_ascii().to_string())
+        .filter(|key| key.starts_with('C'))
+        .collect();
+    assert_eq!(keys, ["CnextChunk", "CnextInode"]);
+    // Statistics of the root come with the first that asks for them.
+    peer(dir.path(), &["fsck", &url, "--path", "/", "--repair", "--sync-dir-stat"]).await.unwrap();
+
+    // Ours, through operations; then the peer checks the tree and its statistics.
+    let settings = crate::meta::MetaSettings { read_only: false, skip_dir_mtime: std::time::Duration::ZERO };
+    let clock = Arc::new(crate::util::clock::SystemClock);
+    let meta = crate::meta::Meta::new(Arc::new(engine.clone()), clock, settings, crate::meta::testing::plain_rules());
+    let root = crate::meta::Caller::root();
+    let name = |text: &str| Name::entry(text.as_bytes()).unwrap();
+    let node = |kind| crate::meta::ops::create::NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: None };
+    let d = meta.create(&root, Ino::ROOT, &name("d"), &node(Kind::Directory)).await.unwrap().ino;
+    for i in 0..5 {
+        meta.create(&root, d, &name(&format!("f{i}")), &node(Kind::File)).await.unwrap();
+    }
+    meta.link(&root, meta.lookup(&root, d, &name("f0")).await.unwrap().ino, Ino::ROOT, &name("l")).await.unwrap();
+    meta.set_xattr(&root, d, b"user.a", b"1", crate::meta::ops::xattr::XattrMode::Set).await.unwrap();
+    meta.unlink(&root, d, &name("f1"), true).await.unwrap();
+    meta.engine().sync().await.unwrap();
+    let checked = peer(dir.path(), &["fsck", &url, "--path", "/", "--recursive"]).await.unwrap();
+    assert!(!checked.contains("ERROR") && !checked.contains("is not correct"), "{checked}");
+    let status = peer(dir.path(), &["status", &url, "--more"]).await.unwrap();
+    let status = &status[status.find('{').unwrap()..];
+    assert!(status.contains("\"UsedInodes\": 5"), "{status}");
+    // 4096 for the directory and each of its files.
+    assert!(status.contains("\"UsedSpace\": 20480"), "{status}");
+    let report = crate::meta::check::check(&engine).await.unwrap();
+    assert!(report.is_clean(), "{report}");
+    assert_eq!(meta.create(&root, d, &name("f0"), &node(Kind::File)).await.unwrap_err().errno(), Errno::EEXIST);
+}
+
+/// Requests to the store, of any kind.
+#[derive(Default)]
+struct Counted {
+    trips: std::sync::atomic::AtomicU64,
+}
+
+/// A back end that counts its trips.
+struct CountingKv(Arc<dyn Kv>, Arc<Counted>);
+struct CountingTxn(Box<dyn super::KvTxn>, Arc<Counted>);
+
+impl Counted {
+    fn one(&self) {
+        self.trips.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    fn take(&self) -> u64 {
+        self.trips.swap(0, std::sync::atomic::Ordering::Relaxed)
+    }
+}
+
+#[async_trait::async_trait]
+impl Kv for CountingKv {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn operations_max(&self) -> usize {
+        self.0.operations_max()
+    }
+
+    fn stores_empty_values(&self) -> bool {
+        self.0.stores_empty_values()
+    }
+
+    async fn read(&self, wants: &[super::Want]) -> EngineResult<super::View> {
+        self.1.one();
+        self.0.read(wants).await
+    }
+
+    async fn begin(&self) -> EngineResult<Box<dyn super::KvTxn>> {
+        Ok(Box::new(CountingTxn(self.0.begin().await?, self.1.clone())))
+    }
+
+    async fn scan(&self, from: &[u8], to: &[u8], limit: usize) -> EngineResult<Vec<(Vec<u8>, Bytes)>> {
+        self.1.one();
+        self.0.scan(from, to, limit).await
+    }
+
+    async fn erase(&self) -> EngineResult<()> {
+        self.0.erase().await
+    }
+}
+
+#[async_trait::async_trait]
+impl super::KvTxn for CountingTxn {
+    async fn read(&mut self, wants: &[super::Want]) -> EngineResult<super::View> {
+        self.1.one();
+        self.0.read(wants).await
+    }
+
+    async fn commit(self: Box<Self>, attempt: super::Attempt<'_>) -> EngineResult<super::Ended> {
+        self.1.one();
+        let CountingTxn(inner, counted) = *self;
+        Ok(match inner.commit(attempt).await? {
+            super::Ended::Changed(next, now) => super::Ended::Changed(Box::new(CountingTxn(next, counted)), now),
+            applied => applied,
+        })
+    }
+}
+
+#[tokio::test]
+async fn operations_cost_few_trips() {
+    let Some(url) = fresh() else { return };
+    let counted = Arc::new(Counted::default());
+    let kv = CountingKv(engine(&url).await.0.kv.clone(), counted.clone());
+    let meta = crate::meta::testing::volume_on(
+        Arc::new(KvEngine::new(Arc::new(kv))),
+        Arc::new(crate::util::clock::SystemClock),
+    )
+    .await;
+    let root = crate::meta::Caller::root();
+    let name = |text: &str| Name::entry(text.as_bytes()).unwrap();
+    let node = |kind| crate::meta::ops::create::NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: None };
+    // The numbers that a client takes for itself.
+    let d = meta.create(&root, Ino::ROOT, &name("d"), &node(Kind::Directory)).await.unwrap().ino;
+    let mut costs = Vec::new();
+    let mut cost = |what: &'static str, most: u64| {
+        let trips = counted.take();
+        costs.push(format!("{what} {trips}"));
+        assert!(trips <= most, "{what} costs {trips} trips, {most} are enough");
+    };
+    cost("(preparing)", u64::MAX);
+    let f = meta.create(&root, d, &name("f"), &node(Kind::File)).await.unwrap().ino;
+    cost("create", 3);
+    let written = Slice { pos: 0, id: SliceId(700), size: 10, off: 0, len: 10 };
+    meta.append_slice(f, ChunkIndex(0), written, Timestamp::new(1, 1)).await.unwrap();
+    cost("slice commit", 3);
+    meta.rename(&root, d, &name("f"), d, &name("g"), crate::meta::ops::rename::RenameMode::Replace).await.unwrap();
+    cost("rename", 5);
+    meta.unlink(&root, d, &name("g"), true).await.unwrap();
+    cost("unlink", 4);
+    meta.rmdir(&root, Ino::ROOT, &name("d"), true).await.unwrap();
+    cost("rmdir", 5);
+    eprintln!("trips: {}", costs.join(", "));
 }
