@@ -54,7 +54,7 @@ pub mod on_tikv {
     use super::super::tikv::{self, TikvOptions};
     use super::*;
     use crate::meta::testing::{next_tikv_path, tikv_server};
-    use sluice_test_tikv::TestTikv;
+    use sluice_test_tikv::{Calls, Fault, Plan, Rpc, TestTikv};
 
     pub fn options(server: &TestTikv, path: &str) -> TikvOptions {
         TikvOptions { members: vec![server.pd_address()], path: path.to_owned(), tls: None, gc_interval: None }
@@ -85,6 +85,109 @@ pub mod on_tikv {
         }
         let keys: Vec<Vec<u8>> = server.dump_latest().into_keys().collect();
         assert_eq!(keys, [b"a/b\xfdsetting".to_vec(), b"vol\xfdsetting".to_vec()]);
+    }
+
+    /// Appends to one list; each is there once, and if it was said to be, it is.
+    async fn append_all(engine: &KvEngine, ino: Ino, count: u64) -> u64 {
+        let (mut sure, mut unsure) = (Vec::new(), Vec::new());
+        for id in 1..=count {
+            let append = Change::Append { ino, index: ChunkIndex(0), slices: vec![slice(id)], only_existing: false };
+            let name = Key::Dentry(ino, Name::stored(format!("{id}").into_bytes()));
+            let entry = put(name, Record::Dentry(Dentry { kind: Kind::File, ino: Ino(id) }));
+            match commit(engine, vec![], vec![append, entry]).await {
+                Ok(_) => sure.push(id),
+                Err(EngineError::Undetermined(_)) => unsure.push(id),
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+        let list = engine.read(&[Key::Chunk(ino, ChunkIndex(0))]).await.unwrap().pop().flatten();
+        let Some(Record::Slices(list)) = list else { panic!("{list:?}") };
+        let ids: Vec<u64> = list.iter().map(|slice| slice.id.0).collect();
+        let mut once = ids.clone();
+        once.dedup();
+        assert_eq!(once, ids, "applied twice");
+        assert!(sure.iter().all(|id| ids.contains(id)), "{sure:?} {ids:?}");
+        assert!(ids.iter().all(|id| sure.contains(id) || unsure.contains(id)), "{ids:?}");
+        let names = engine.scan(&Scan::Dentries(ino), None, 1000).await.unwrap().rows.len();
+        assert_eq!(names, ids.len(), "half of a commit");
+        unsure.len() as u64
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_commit_without_an_answer_is_looked_at() {
+        let server = TestTikv::start();
+        let engine = engine(&server, "v").await;
+        for (number, rpc) in [Rpc::Prewrite, Rpc::Commit].into_iter().enumerate() {
+            for (other, fault) in
+                [Fault::FailBefore, Fault::FailAfter, Fault::CutBefore, Fault::CutAfter].into_iter().enumerate()
+            {
+                let ino = Ino((10 * number + other) as u64 + 2);
+                let injected = server.inject(Plan::once(rpc, fault).after(1));
+                let unsure = append_all(&engine, ino, 3).await;
+                assert!(injected.hits() > 0, "{rpc:?} {fault:?}");
+                assert_eq!(unsure, 0, "{rpc:?} {fault:?}");
+            }
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn regions_split_and_move_and_answers_are_lost() {
+        let server = TestTikv::start_split(&[b"v\xfdA\x02", b"v\xfdA\x03", b"v\xfdS"]);
+        let engine = engine(&server, "v").await;
+        let plans = [
+            Plan::always(Calls::Kv, Fault::EpochNotMatch).every(23),
+            Plan::always(Calls::Kv, Fault::NotLeader).every(31).after(3),
+            Plan::always(Calls::Kv, Fault::RegionNotFound).every(37).after(5),
+            Plan::always(Calls::Kv, Fault::ServerIsBusy).every(41).after(7),
+            Plan::always(Rpc::Prewrite, Fault::Split).every(19),
+            Plan::always(Rpc::Commit, Fault::CutAfter).every(13),
+            Plan::always(Rpc::Prewrite, Fault::CutAfter).every(17),
+            Plan::always(Calls::Kv, Fault::FailAfter).every(43),
+        ];
+        let injected: Vec<_> = plans.into_iter().map(|plan| server.inject(plan)).collect();
+        let tasks = (0..3u64).map(|task| {
+            let engine = engine.clone();
+            tokio::spawn(async move { append_all(&engine, Ino(2 + task), 25).await })
+        });
+        for task in futures::future::join_all(tasks).await {
+            let unsure = task.unwrap();
+            assert!(unsure < 5, "{unsure} of 25");
+        }
+        assert!(injected.iter().filter(|injected| injected.hits() > 0).count() > 5);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn requests_outlive_a_short_outage() {
+        let server = TestTikv::start();
+        let engine = engine(&server, "v").await;
+        append_all(&engine, Ino(2), 2).await;
+        server.go_down();
+        let reading = {
+            let engine = engine.clone();
+            tokio::spawn(async move { engine.read(&[Key::Chunk(Ino(2), ChunkIndex(0))]).await })
+        };
+        let writing = {
+            let engine = engine.clone();
+            tokio::spawn(async move { append_all(&engine, Ino(3), 2).await })
+        };
+        tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+        server.come_up();
+        assert!(reading.await.unwrap().unwrap()[0].is_some());
+        assert_eq!(writing.await.unwrap(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_cluster_that_is_not_there_is_unavailable_in_time() {
+        let started = std::time::Instant::now();
+        let options = TikvOptions {
+            members: vec![format!("127.0.0.1:{}", sluice_test_servers::free_port())],
+            path: "v".to_owned(),
+            tls: None,
+            gc_interval: None,
+        };
+        let Err(EngineError::Fault(fault)) = tikv::open(&options).await.map(drop) else { panic!("nobody is there") };
+        assert!(matches!(fault.kind(), FaultKind::Unavailable | FaultKind::Timeout), "{fault}");
+        assert!(started.elapsed() < std::time::Duration::from_secs(10));
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -599,4 +702,56 @@ async fn operations_cost_few_trips() {
     meta.rmdir(&root, Ino::ROOT, &name("d"), true).await.unwrap();
     cost("rmdir", 5);
     eprintln!("trips: {}", costs.join(", "));
+}
+
+/// The peer makes a tree while we make and remove entries in the same directory: nobody's is lost, and all is counted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_peer_and_we_change_one_directory() {
+    let Some(url) = fresh() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let bucket = dir.path().join("bucket");
+    let format =
+        ["format", &url, "peer", "--storage", "file", "--bucket", bucket.to_str().unwrap(), "--trash-days", "0"];
+    if peer(dir.path(), &format).await.is_none() {
+        return;
+    }
+    let clock = Arc::new(crate::util::clock::SystemClock);
+    let settings =
+        crate::meta::MetaSettings { read_only: false, skip_dir_mtime: std::time::Duration::from_millis(100) };
+    let engine = Arc::new(engine(&url).await);
+    let meta = crate::meta::Meta::new(engine, clock, settings, crate::meta::testing::plain_rules());
+    let root = crate::meta::Caller::root();
+    let name = |text: &str| Name::entry(text.as_bytes()).unwrap();
+    let node = |kind| crate::meta::ops::create::NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: None };
+    let t = meta.create(&root, Ino::ROOT, &name("t"), &node(Kind::Directory)).await.unwrap().ino;
+    let (home, at) = (dir.path().to_owned(), url.clone());
+    let theirs = tokio::task::spawn_blocking(move || {
+        let args =
+            ["mdtest", &at, "/t", "--threads", "4", "--dirs", "4", "--depth", "2", "--files", "20", "--no-bgjob"];
+        let output = Command::new(program("juicefs").unwrap()).args(args).env("HOME", home).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    });
+    let (mut made, mut removed) = (0u64, 0u64);
+    while !theirs.is_finished() || made < 20 {
+        let (file, sub) = (name(&format!("ours {made}")), name(&format!("sub {made}")));
+        meta.create(&root, t, &file, &node(Kind::File)).await.unwrap();
+        meta.create(&root, t, &sub, &node(Kind::Directory)).await.unwrap();
+        meta.rmdir(&root, t, &sub, true).await.unwrap();
+        made += 1;
+        if made.is_multiple_of(3) {
+            meta.unlink(&root, t, &file, true).await.unwrap();
+            removed += 1;
+        }
+    }
+    theirs.await.unwrap();
+    meta.engine().sync().await.unwrap();
+    let listed = crate::meta::testing::rows(&meta, Scan::Dentries(t)).await;
+    let ours =
+        listed.iter().filter(|(key, _)| matches!(key, Key::Dentry(_, name) if name.as_bytes().starts_with(b"ours")));
+    assert_eq!(ours.count() as u64, made - removed);
+    let nodes = crate::meta::testing::rows(&meta, Scan::Attrs).await.len();
+    eprintln!("{made} of ours, {nodes} nodes in all");
+    assert!(listed.len() as u64 > made - removed, "the peer has made nothing");
+    let report = crate::meta::check::check(&**meta.engine()).await.unwrap();
+    assert!(report.is_clean(), "{report}");
 }

@@ -346,15 +346,17 @@ impl Volume {
                 _ => tokio::time::sleep(RETRY_PAUSE).await,
             }
         };
-        let (mut ours, mut before) = (true, true);
+        let (mut ours, mut before, mut compared) = (true, true, false);
         for (key, value) in writes {
             let found = now.key(key).flatten().map(|stored| &stored.value[..]);
             ours &= found == value.as_deref();
             // What was not looked at may have had any value.
-            before &= checks.contains(&Want::Key(key.clone()))
-                && view.key(key).is_some_and(|was| was.map(|stored| &stored.value[..]) == found);
+            if let (true, Some(was)) = (checks.contains(&Want::Key(key.clone())), view.key(key)) {
+                compared = true;
+                before &= was.map(|stored| &stored.value[..]) == found;
+            }
         }
-        match (ours, before) {
+        match (ours, before && compared) {
             (true, false) => Some(true),
             (false, true) => Some(false),
             _ => None,
