@@ -285,7 +285,7 @@ impl Meta {
     pub(super) async fn reclaim_files(&self, files: Vec<(Ino, u64)>, removal: &Removal) -> usize {
         let (short, mut alone): (Vec<_>, Vec<_>) = files.into_iter().partition(|(_, length)| *length <= CHUNK_BYTES);
         let mut done = 0;
-        for group in short.chunks(GROUP.min(self.engine().batch_max() / 4).max(1)) {
+        for group in short.chunks(GROUP.min(self.engine().batch_max() / 3).max(1)) {
             match self.reclaim_together(group, removal).await {
                 Ok(()) => done += group.len(),
                 // One of them is not what it should be, and it will be told which.

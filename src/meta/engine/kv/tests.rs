@@ -77,6 +77,13 @@ pub mod on_tikv {
     }
 
     #[tokio::test]
+    async fn a_long_directory_is_listed_whole() {
+        let inside: [&[u8]; 2] = [b"v\xfdA\x02\0\0\0\0\0\0\0D2", b"v\xfdA\x02\0\0\0\0\0\0\0D3"];
+        let server = TestTikv::start_split(&inside);
+        long_directories_are_listed_whole(&engine(&server, "v").await).await;
+    }
+
+    #[tokio::test]
     async fn the_prefix_is_the_path_without_its_slash() {
         let server = TestTikv::start();
         for path in ["vol", "/vol", "a/b"] {
@@ -343,6 +350,45 @@ async fn has_the_layout_of_the_format(engine: &KvEngine) {
 async fn records_have_the_layout_of_the_format() {
     let Some(url) = fresh() else { return };
     has_the_layout_of_the_format(&engine(&url).await).await;
+}
+
+/// More entries than any page holds, in pages of every size.
+async fn long_directories_are_listed_whole(engine: &KvEngine) {
+    const ENTRIES: u64 = 2 * 2048 + 5;
+    let entry = |i: u64| {
+        let name = Key::Dentry(Ino(2), Name::stored(format!("{i}").into_bytes()));
+        put(name, Record::Dentry(Dentry { kind: Kind::File, ino: Ino(i) }))
+    };
+    for part in (0..ENTRIES).collect::<Vec<_>>().chunks(100) {
+        commit(engine, vec![], part.iter().map(|i| entry(*i)).collect()).await.unwrap();
+    }
+    for limit in [1000, 2048, 100_000] {
+        let (mut found, mut plus) = (0, 0);
+        for with_attrs in [false, true] {
+            let mut after = None;
+            loop {
+                after = if with_attrs {
+                    let page = engine.scan_plus(Ino(2), after.as_ref(), limit).await.unwrap();
+                    plus += page.entries.len() as u64;
+                    page.next
+                } else {
+                    let page = engine.scan(&Scan::Dentries(Ino(2)), after.as_ref(), limit).await.unwrap();
+                    found += page.rows.len() as u64;
+                    page.next
+                };
+                if after.is_none() {
+                    break;
+                }
+            }
+        }
+        assert_eq!((found, plus), (ENTRIES, ENTRIES), "by {limit}");
+    }
+}
+
+#[tokio::test]
+async fn a_long_directory_is_listed_whole() {
+    let Some(url) = fresh() else { return };
+    long_directories_are_listed_whole(&engine(&url).await).await;
 }
 
 #[tokio::test]

@@ -392,7 +392,6 @@ impl Kv for Tikv {
     }
 
     async fn scan(&self, from: &[u8], to: &[u8], limit: usize) -> EngineResult<Vec<(Vec<u8>, Bytes)>> {
-        let limit = limit.min(PAGE as usize);
         let page = || async {
             let mut snapshot = self.0.snapshot().await.map_err(|error| fault("scan", &error))?;
             let pairs = snapshot.scan(self.0.range(from, to), limit as u32).await;
