@@ -14,7 +14,7 @@ export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$cache/target}
 mkdir -p "$cache"
 
 need=()
-for pair in gcc:gcc g++:g++ git:git fusermount3:fuse3 redis-server:redis-server redis-sentinel:redis-sentinel mariadb-install-db:mariadb-server etcd:etcd-server fio:fio rsync:rsync setfattr:attr setfacl:acl chattr:e2fsprogs python3:python3; do
+for pair in gcc:gcc g++:g++ git:git fusermount3:fuse3 redis-server:redis-server redis-sentinel:redis-sentinel mariadb-install-db:mariadb-server etcd:etcd-server openssl:openssl fio:fio rsync:rsync setfattr:attr setfacl:acl chattr:e2fsprogs python3:python3; do
     command -v "${pair%%:*}" >/dev/null || need+=("${pair##*:}")
 done
 [ -n "$(ls /usr/lib/postgresql/*/bin/initdb 2>/dev/null)" ] || need+=(postgresql)

@@ -78,6 +78,7 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let mut report = Report::default();
     let done = progress::watched(async |watch| fsck::run(&volume, &options, watch, &mut report).await).await?;
+    open::let_go(&volume.meta).await;
     tell(&report);
     let interrupted = matches!(done, Err(Stop::Errno(Errno::ECANCELED)));
     if args.json {

@@ -63,6 +63,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let options = Options { delete: args.delete, compact: args.compact, parallel: usize::from(args.threads), age };
     let mut report = Report::default();
     let done = progress::watched(async |watch| gc::run(&volume, &options, watch, &mut report).await).await?;
+    open::let_go(&volume.meta).await;
     tell(&report, &options);
     if args.json {
         println!("{}", go_json(&described(&report, done.is_ok()), "  "));

@@ -52,6 +52,14 @@ pub async fn usable_format(meta: &Meta, access: Access) -> anyhow::Result<Volume
     Ok(format)
 }
 
+/// The last words of a tool that has changed something: what the engine has gathered is stored.
+pub async fn let_go(meta: &Meta) {
+    if let Err(error) = meta.engine().sync().await {
+        let fault = fault(error);
+        tracing::warn!("the usage of the volume may be off, `fsck --repair` counts it anew: {fault:#}");
+    }
+}
+
 /// The object store of a volume, under its prefix, for a tool.
 pub fn objects(format: &VolumeFormat) -> Result<SharedStore, Stop> {
     let settings = ClientSettings { io_retries: 3, ..ClientSettings::default() };

@@ -44,6 +44,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let done =
         progress::watched(async |watch| restore::run(&meta, &hours, put_back, threads, watch, &mut report).await)
             .await?;
+    open::let_go(&meta).await;
     let Report { rebuilt, restored, waiting, conflicts, failed } = report;
     tracing::info!(
         "{rebuilt} entries are in their directories again, {restored} were put back, {waiting} need to be put back, {conflicts} conflicts, {failed} failed"

@@ -52,6 +52,8 @@ harnesses! {
     redis_reply: redis::reply, redis::replies;
     redis_name: redis::name, redis::names;
     resp: redis::resp, redis::resps;
+    kv_value: kv::value, kv::values;
+    kv_key: kv::stored_key, kv::stored_keys;
     lz4: objects::lz4, objects::lz4_bodies;
     zstd: objects::zstd, objects::zstd_bodies;
     sealed_object: crate::object::envelope::fuzz::object, crate::object::envelope::fuzz::objects;
@@ -69,6 +71,8 @@ harnesses! {
     mount_table: crate::cli::fuzz::mount_table, crate::cli::fuzz::mount_tables;
 }
 
+#[cfg(any(feature = "etcd", feature = "tikv"))]
+use crate::meta::engine::kv::fuzz as kv;
 #[cfg(feature = "redis")]
 use crate::meta::engine::redis::fuzz as redis;
 #[cfg(feature = "sqlite")]
@@ -87,6 +91,18 @@ mod redis {
         Vec::new()
     }
     pub fn names() -> Vec<Vec<u8>> {
+        Vec::new()
+    }
+}
+
+#[cfg(not(any(feature = "etcd", feature = "tikv")))]
+mod kv {
+    pub fn value(_: &[u8]) {}
+    pub fn stored_key(_: &[u8]) {}
+    pub fn values() -> Vec<Vec<u8>> {
+        Vec::new()
+    }
+    pub fn stored_keys() -> Vec<Vec<u8>> {
         Vec::new()
     }
 }

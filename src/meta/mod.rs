@@ -4,6 +4,8 @@
 //! client need not ask for, and [`ops`] what each operation of the file system means. [`Meta`] is the one front that
 //! vfs, gateway and tools use; its methods stand beside the operations they run.
 
+#[cfg(test)]
+mod bounded_tests;
 pub mod check;
 #[cfg(test)]
 mod conformance;

@@ -134,41 +134,58 @@ impl Removal {
     }
 }
 
-/// Drops chunks of deleted files and takes back their references. Answers the slices they referred to, one for each
-/// reference.
-struct DropChunks(Vec<(Ino, ChunkIndex)>);
+/// Drops chunks of deleted files and takes back their references, as many as fit into one commit.
+struct DropChunks {
+    chunks: Vec<(Ino, ChunkIndex)>,
+    /// References and chunks that one commit may change.
+    most: usize,
+}
+
+/// What went.
+struct Dropped {
+    /// One for each reference, in the order of the `AddSliceRef` changes.
+    slices: Vec<(SliceId, u32)>,
+    /// Something is left for another commit.
+    unfinished: bool,
+}
 
 impl DropChunks {
     fn lists(&self) -> Vec<ChunkOf> {
-        self.0.iter().map(|&(ino, index)| ChunkOf(ino, index)).collect()
+        self.chunks.iter().map(|&(ino, index)| ChunkOf(ino, index)).collect()
     }
 }
 
 impl Operation for DropChunks {
     const NAME: &'static str = "drop_chunks";
-    /// In the order of the `AddSliceRef` changes.
-    type Output = Vec<(SliceId, u32)>;
+    type Output = Dropped;
 
-    async fn run(&self, tx: &mut Tx<'_>) -> Outcome<Vec<(SliceId, u32)>> {
-        let nodes: Vec<AttrOf> = self.0.iter().map(|&(ino, _)| AttrOf(ino)).collect();
+    async fn run(&self, tx: &mut Tx<'_>) -> Outcome<Dropped> {
+        let nodes: Vec<AttrOf> = self.chunks.iter().map(|&(ino, _)| AttrOf(ino)).collect();
         let (nodes, lists) = tx.load((nodes, self.lists())).await?;
-        let mut taken_back = Vec::new();
-        for ((&(ino, index), node), slices) in self.0.iter().zip(nodes).zip(lists) {
+        let mut dropped = Dropped { slices: Vec::new(), unfinished: false };
+        // Each chunk is looked at with the node that it no longer has.
+        let mut room = self.most.saturating_sub(2 * self.chunks.len()).max(1);
+        for ((&(ino, index), node), slices) in self.chunks.iter().zip(nodes).zip(lists) {
             if node.into_option().is_some() {
                 return Err(Fault::internal("drop chunk of a file that is there").with("inode", ino).into());
             }
-            if !slices.is_empty() {
+            let now = slices.len().min(room);
+            if now == slices.len() && now > 0 {
                 tx.change(Change::Delete(Key::Chunk(ino, index)));
-                taken_back.extend(unreference(tx, slices.iter().map(|slice| (slice.id, slice.size))));
+            } else if now > 0 {
+                tx.change(Change::ReplacePrefix { ino, index, count: now, with: Vec::new() });
             }
+            dropped.unfinished |= now < slices.len();
+            room -= now;
+            dropped.slices.extend(unreference(tx, slices[..now].iter().map(|slice| (slice.id, slice.size))));
         }
-        Ok(taken_back)
+        Ok(dropped)
     }
 
     /// The counts are not known then; slices without references are left to the hourly job.
-    async fn settle(&self, tx: &mut Tx<'_>) -> Outcome<Settled<Vec<(SliceId, u32)>>> {
+    async fn settle(&self, tx: &mut Tx<'_>) -> Outcome<Settled<Dropped>> {
         Ok(match tx.load(self.lists()).await?.iter().all(|slices| slices.is_empty()) {
-            true => Settled::Applied(Vec::new()),
+            true => Settled::Applied(Dropped { slices: Vec::new(), unfinished: false }),
             false => Settled::NotApplied,
         })
     }
@@ -268,7 +285,7 @@ impl Meta {
     pub(super) async fn reclaim_files(&self, files: Vec<(Ino, u64)>, removal: &Removal) -> usize {
         let (short, mut alone): (Vec<_>, Vec<_>) = files.into_iter().partition(|(_, length)| *length <= CHUNK_BYTES);
         let mut done = 0;
-        for group in short.chunks(GROUP) {
+        for group in short.chunks(GROUP.min(self.engine().batch_max() / 3).max(1)) {
             match self.reclaim_together(group, removal).await {
                 Ok(()) => done += group.len(),
                 // One of them is not what it should be, and it will be told which.
@@ -311,13 +328,25 @@ impl Meta {
         if removal.is_stopped() {
             return Ok(());
         }
-        let (slices, committed) = self.run_reporting(&DropChunks(chunks)).await?;
-        let mut over: Vec<Key> = removal.remove(unreferenced(slices, &committed.references)).collect().await;
-        if removal.is_stopped() {
-            return Ok(());
+        let most = self.engine().batch_max();
+        let drop_chunks = DropChunks { chunks, most };
+        let mut over: Vec<Key> = Vec::new();
+        loop {
+            let (dropped, committed) = self.run_reporting(&drop_chunks).await?;
+            let slices = unreferenced(dropped.slices, &committed.references);
+            over.extend(removal.remove(slices).collect::<Vec<_>>().await);
+            if removal.is_stopped() {
+                return Ok(());
+            }
+            if !dropped.unfinished {
+                break;
+            }
         }
         over.extend(files.iter().map(|&(ino, length)| Key::DeletedFile(ino, length)));
-        self.run(&Forget(over)).await
+        for part in over.chunks(most) {
+            self.run(&Forget(part.to_vec())).await?;
+        }
+        Ok(())
     }
 
     /// A page of the numbers of a file's chunks.
@@ -385,9 +414,14 @@ impl Meta {
     }
 
     async fn reclaim_chunk(&self, ino: Ino, index: ChunkIndex, removal: &Removal) -> Outcome<()> {
-        let (slices, committed) = self.run_reporting(&DropChunks(vec![(ino, index)])).await?;
-        self.reclaim_slices(unreferenced(slices, &committed.references), removal).await;
-        Ok(())
+        let drop_chunk = DropChunks { chunks: vec![(ino, index)], most: self.engine().batch_max() };
+        loop {
+            let (dropped, committed) = self.run_reporting(&drop_chunk).await?;
+            self.reclaim_slices(unreferenced(dropped.slices, &committed.references), removal).await;
+            if !dropped.unfinished || removal.is_stopped() {
+                return Ok(());
+            }
+        }
     }
 
     /// Removes the objects of slices and then the records of their counts. A slice that could not be removed keeps

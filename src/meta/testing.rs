@@ -1,11 +1,11 @@
 //! For unit tests: fresh volumes on the engine under test, which `SLUICE_TEST_META` names: `memory` (the default),
-//! `redis`, `sqlite`, `mysql`, `postgres` or `etcd`. What a test needs of an engine it asks for here, so that it runs on
-//! each of them;
+//! `redis`, `sqlite`, `mysql`, `postgres`, `etcd` or `tikv`. What a test needs of an engine it asks for here, so that it
+//! runs on each of them;
 //! `engines_tests` sees to that.
 //!
 //! Redis is one server for the whole test process, without persistence, started at the first use and ended with the
 //! process whatever its end; each store is a database of it. A SQLite store is a file in a directory of its own, one in
-//! etcd a prefix of a server that is shared alike.
+//! etcd or TiKV a prefix of a server that is shared alike (TiKV's is `tests/tikv`, in this process).
 
 mod engines_tests;
 
@@ -73,6 +73,7 @@ enum Place {
     Sqlite(TempDir),
     /// The URL of a prefix.
     Etcd(String),
+    Tikv(String),
     /// A database of a server.
     Server(ServerOptions),
 }
@@ -120,7 +121,10 @@ impl Store {
             "mysql" => Place::Server(next_mysql()),
             "postgres" => Place::Server(next_postgres()),
             "etcd" => Place::Etcd(sluice_test_servers::etcd::Etcd::shared().next_url()),
-            other => panic!("{ENGINE_VARIABLE}={other}: it may be memory, redis, sqlite, mysql, postgres or etcd"),
+            "tikv" => Place::Tikv(next_tikv_path()),
+            other => {
+                panic!("{ENGINE_VARIABLE}={other}: it may be memory, redis, sqlite, mysql, postgres, etcd or tikv")
+            }
         }))
     }
 
@@ -139,6 +143,11 @@ impl Store {
         Arc::new(TestEngine { lists_chunks_of_file: false, ..self.open().await })
     }
 
+    /// The same, taking little in one commit: what an operation changes anyway, and `BOUNDED_BATCH` records of a list.
+    pub async fn bounded_engine(&self) -> Arc<dyn Engine> {
+        Arc::new(TestEngine { batch_max: BOUNDED_BATCH, ..self.open().await })
+    }
+
     /// The same, with a way to get in before it commits.
     pub async fn interrupted_engine(&self) -> (Arc<dyn Engine>, Interrupt) {
         let interrupt = Interrupt::default();
@@ -153,7 +162,7 @@ impl Store {
     /// Where the bytes of the volume lie, for tests that damage them; `None` in memory.
     pub fn stored_bytes(&self) -> Option<StoredBytes> {
         match &*self.0 {
-            Place::Memory(_) | Place::Etcd(_) => None,
+            Place::Memory(_) | Place::Etcd(_) | Place::Tikv(_) => None,
             Place::Redis(url) => Some(StoredBytes::Redis(url.clone())),
             Place::Sqlite(dir) => Some(StoredBytes::Sqlite(dir.path().join(DATABASE))),
             Place::Server(_) => None,
@@ -184,21 +193,42 @@ impl Store {
                 use super::engine::kv::{etcd, tests::etcd_options};
                 Arc::new(etcd::open(&etcd_options(url)).await.expect("the server of the tests"))
             }
+            #[cfg(feature = "tikv")]
+            Place::Tikv(path) => {
+                use super::engine::kv::tikv;
+                let options = super::engine::kv::tests::on_tikv::options(tikv_server(), path);
+                Arc::new(tikv::open(&options).await.expect("the server of the tests"))
+            }
             #[cfg(not(all(
                 feature = "redis",
                 feature = "sqlite",
                 feature = "etcd",
+                feature = "tikv",
                 feature = "mysql",
                 feature = "postgres"
             )))]
             _ => panic!("{} is not built in", engine_under_test()),
         };
         let lists_chunks_of_file = inner.lists_chunks_of_file();
-        let gathers_usage = matches!(*self.0, Place::Etcd(_) | Place::Server(_));
+        let gathers_usage = matches!(*self.0, Place::Etcd(_) | Place::Tikv(_) | Place::Server(_));
         let place = self.0.clone();
-        TestEngine { inner, _place: place, commits: None, interrupt: None, lists_chunks_of_file, gathers_usage }
+        let batch_max = inner.batch_max();
+        TestEngine {
+            inner,
+            _place: place,
+            commits: None,
+            interrupt: None,
+            lists_chunks_of_file,
+            gathers_usage,
+            batch_max,
+        }
     }
 }
+
+/// See `Store::bounded_engine`.
+pub const BOUNDED_BATCH: usize = 16;
+/// What an operation changes beside a list, as `engine::kv` allows for it.
+const BESIDE_LIST: usize = 28;
 
 /// Rules of a volume without limits and without a trash.
 pub fn plain_rules() -> Rules {
@@ -272,9 +302,21 @@ pub async fn rows(meta: &Meta, scan: Scan) -> Vec<(Key, Record)> {
 pub async fn references(meta: &Meta, id: SliceId, size: u32) -> i64 {
     match meta.engine().read(&[Key::SliceRef(id, size)]).await.expect("read").pop().flatten() {
         Some(Record::Number(references)) => references,
-        None if ["redis", "etcd"].contains(&meta.engine().name()) => 1,
+        None if ["redis", "etcd", "tikv"].contains(&meta.engine().name()) => 1,
         other => panic!("references of {id}: {other:?}"),
     }
+}
+
+/// The TiKV of all tests of this process.
+pub fn tikv_server() -> &'static sluice_test_tikv::TestTikv {
+    static SERVER: std::sync::OnceLock<sluice_test_tikv::TestTikv> = std::sync::OnceLock::new();
+    SERVER.get_or_init(sluice_test_tikv::TestTikv::start)
+}
+
+/// A prefix of it that nothing is stored under.
+pub fn next_tikv_path() -> String {
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    format!("t{}", TAKEN.fetch_add(1, Ordering::Relaxed))
 }
 
 /// The Redis server of this process.
@@ -348,10 +390,13 @@ struct TestEngine {
     /// The engine stores the usage of the volume a moment after a commit (`Change::AddCounter`). Tests have one client
     /// look at what another has just done, so here it is stored with every commit.
     gathers_usage: bool,
+    batch_max: usize,
 }
 
 struct TestTxn {
     inner: Box<dyn EngineTxn>,
+    /// Most changes and most guards of a commit.
+    most: usize,
     syncs: Option<Arc<dyn Engine>>,
     commits: Option<Arc<AtomicU64>>,
     interrupt: Option<Interrupt>,
@@ -410,8 +455,12 @@ impl Engine for TestEngine {
         self.lists_chunks_of_file
     }
 
+    fn stores_empty_values(&self) -> bool {
+        self.inner.stores_empty_values()
+    }
+
     fn batch_max(&self) -> usize {
-        self.inner.batch_max()
+        self.batch_max
     }
 
     async fn prepare(&self) -> EngineResult<()> {
@@ -433,10 +482,12 @@ impl Engine for TestEngine {
     async fn begin(&self, first: &[Key]) -> EngineResult<(Box<dyn EngineTxn>, Vec<Option<Record>>)> {
         let (inner, records) = self.inner.begin(first).await?;
         let syncs = self.gathers_usage.then(|| self.inner.clone());
+        let most = self.batch_max.saturating_add(BESIDE_LIST);
         Ok(match (&self.commits, &self.interrupt, syncs) {
-            (None, None, None) => (inner, records),
+            (None, None, None) if most == usize::MAX => (inner, records),
             (commits, interrupt, syncs) => {
-                (Box::new(TestTxn { inner, syncs, commits: commits.clone(), interrupt: interrupt.clone() }), records)
+                let (commits, interrupt) = (commits.clone(), interrupt.clone());
+                (Box::new(TestTxn { inner, most, syncs, commits, interrupt }), records)
             }
         })
     }
@@ -464,6 +515,8 @@ impl Engine for TestEngine {
 
 impl TestTxn {
     async fn commit_and_sync(self: Box<Self>, batch: Batch) -> EngineResult<Committed> {
+        let (guards, changes) = (batch.guards.len(), batch.changes.len());
+        assert!(guards.max(changes) <= self.most, "{guards} guards and {changes} changes in one commit: {batch:?}");
         let done = self.inner.commit(batch).await?;
         if let Some(engine) = self.syncs {
             engine.sync().await?;

@@ -100,7 +100,9 @@ pub async fn tier_of(meta: &Meta, data: &ChunkStore, ino: Ino) -> Outcome<u8> {
 /// Rewrites what is worth it of a chunk as one slice; for a client of its own or a tool without one.
 pub async fn compact_once(meta: &Meta, data: &ChunkStore, ino: Ino, index: ChunkIndex) -> Outcome<Compacted> {
     let session = meta.session();
-    let records = meta.read_chunk(ino, index).await?;
+    let mut records = meta.read_chunk(ino, index).await?;
+    // References of all that is replaced go in one commit.
+    records.truncate(meta.engine().batch_max());
     let Some(plan) = plan_compaction(&records) else { return Ok(Compacted::Nothing) };
     let id = meta.next_slice().await?;
     let size = data.merge(&plan.pieces, id, tier_of(meta, data, ino).await?).await?;

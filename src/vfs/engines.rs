@@ -7,6 +7,7 @@ use crate::meta::engine::Engine;
 use crate::meta::outside;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Opens the metadata engine of a URL.
 pub async fn open_engine(uri: &MetaUri) -> Outcome<Arc<dyn Engine>> {
@@ -25,6 +26,11 @@ pub async fn open_engine(uri: &MetaUri) -> Outcome<Arc<dyn Engine>> {
         #[cfg(feature = "etcd")]
         MetaUri::Server(server) if server.server == Server::Etcd => {
             let engine = crate::meta::engine::kv::etcd::open(&etcd_options(server)?).await;
+            Ok(Arc::new(outside(engine)?))
+        }
+        #[cfg(feature = "tikv")]
+        MetaUri::Server(server) if server.server == Server::Tikv => {
+            let engine = crate::meta::engine::kv::tikv::open(&tikv_options(server)?).await;
             Ok(Arc::new(outside(engine)?))
         }
         #[cfg(any(feature = "mysql", feature = "postgres"))]
@@ -68,10 +74,53 @@ fn etcd_options(uri: &ServerUri) -> Outcome<crate::meta::engine::kv::etcd::EtcdO
     })
 }
 
+/// A TiKV cluster as its meta URL has it.
+#[cfg(feature = "tikv")]
+fn tikv_options(uri: &ServerUri) -> Outcome<crate::meta::engine::kv::tikv::TikvOptions> {
+    /// What the peer's clients do when the URL says nothing, and the least they accept.
+    const GC_DEFAULT: Duration = Duration::from_secs(3 * 3600);
+    const GC_MIN: Duration = Duration::from_secs(3600);
+    let wrong = |said: String| Fault::config("open tikv").source(said);
+    let tls = match ["ca", "cert", "key"].map(|name| uri.option(name).filter(|path| !path.is_empty())) {
+        [Some(ca), Some(cert), Some(key)] => Some([ca, cert, key].map(PathBuf::from)),
+        [None, None, None] => None,
+        _ => return Err(wrong("ca, cert and key of the meta URL belong together".into()).into()),
+    };
+    let mut gc_interval = Some(GC_DEFAULT);
+    for (name, value) in &uri.options {
+        match name.as_str() {
+            "ca" | "cert" | "key" => {}
+            // How the peer's client asks for timestamps.
+            "open-tso-follower-proxy" | "max-tso-batch-wait-interval" => {}
+            "gc-interval" if value == "0" => gc_interval = None,
+            "gc-interval" => {
+                let interval = crate::config::units::parse_duration(value).map_err(|error| wrong(error.to_string()))?;
+                if interval < GC_MIN {
+                    return Err(wrong(format!("gc-interval of the meta URL is {value}, at least 1h is needed")).into());
+                }
+                gc_interval = Some(interval);
+            }
+            "verify-cn" => {
+                let said = "verify-cn of the meta URL: this build does not compare the names in certificates of TiKV";
+                return Err(Fault::unsupported("open tikv").source(said).into());
+            }
+            unknown => {
+                let known = "ca, cert, key, gc-interval";
+                return Err(wrong(format!("the meta URL has the option {unknown}; known are {known}")).into());
+            }
+        }
+    }
+    let member = |(host, port): (String, u16)| match host.contains(':') {
+        true => format!("[{host}]:{port}"),
+        false => format!("{host}:{port}"),
+    };
+    let members = members_of(uri).into_iter().map(member).collect();
+    Ok(crate::meta::engine::kv::tikv::TikvOptions { members, path: uri.path.clone(), tls, gc_interval })
+}
+
 /// The servers of a cluster.
 #[cfg(any(feature = "etcd", feature = "tikv"))]
 fn members_of(uri: &ServerUri) -> Vec<(String, u16)> {
-    use crate::config::uri::ServerAddress;
     match &uri.address {
         ServerAddress::Tcp(members) => members.clone(),
         ServerAddress::Unix(_) => Vec::new(),

@@ -197,7 +197,9 @@ impl Vfs {
     async fn commit_frozen(&self, file: &Arc<File>) -> Outcome<()> {
         let _one_at_a_time = file.committing.lock().await;
         loop {
-            let (batch, mtime) = file.state().take_frozen();
+            // Each slice changes a chunk and a reference.
+            let most = COMMIT_BATCH.min(self.meta.engine().batch_max() / 2).max(1);
+            let (batch, mtime) = file.state().take_frozen(most);
             if batch.is_empty() {
                 break;
             }
@@ -384,10 +386,10 @@ impl FileState {
         found
     }
 
-    /// The frozen slices at the head of the list, their writers taken out.
-    fn take_frozen(&mut self) -> (Vec<Taken>, Timestamp) {
+    /// Up to so many of the frozen slices at the head of the list, their writers taken out.
+    fn take_frozen(&mut self, most: usize) -> (Vec<Taken>, Timestamp) {
         let mut batch = Vec::new();
-        for slice in self.pending.iter_mut().take(COMMIT_BATCH) {
+        for slice in self.pending.iter_mut().take(most) {
             if !slice.frozen {
                 break;
             }

@@ -95,6 +95,10 @@ impl Engine for FaultEngine {
         self.inner.lists_chunks_of_file()
     }
 
+    fn stores_empty_values(&self) -> bool {
+        self.inner.stores_empty_values()
+    }
+
     fn batch_max(&self) -> usize {
         self.inner.batch_max()
     }

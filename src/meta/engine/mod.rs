@@ -224,6 +224,11 @@ pub trait Engine: Send + Sync + 'static {
         true
     }
 
+    /// Whether the value of an extended attribute may be empty. Operations refuse it where it may not (TiKV).
+    fn stores_empty_values(&self) -> bool {
+        true
+    }
+
     /// How many records of a list one commit may work through (references of slices, mostly) beside what an operation
     /// changes anyway. Bounded where a transaction of the store is (etcd).
     fn batch_max(&self) -> usize {

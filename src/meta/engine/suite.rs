@@ -49,6 +49,7 @@ macro_rules! engine_suite {
             slice_references_are_counted_and_reported
             statistics_and_quotas_are_added_to_where_they_exist
             locks_have_holders
+            an_empty_value_is_stored_or_refused
             a_failing_batch_leaves_no_trace
             changes_apply_in_order
             ids_follow_one_another
@@ -253,7 +254,7 @@ fn families() -> Vec<(Key, Record, Record)> {
             Record::Slices(vec![slice(3), Slice::hole(0, 9)]),
         ),
         (Key::SliceRef(SliceId(1), 4096), Record::Number(3), Record::Number(2)),
-        (Key::Xattr(a, name(b"user.a")), bytes(b"value\0with zero"), bytes(b"")),
+        (Key::Xattr(a, name(b"user.a")), bytes(b"value\0with zero"), bytes(b"\0")),
         (Key::AclRule(3), rule(1000), rule(1001)),
         (Key::DirStat(a), stat(10), stat(0)),
         (Key::Quota(QuotaOwner::Directory(a)), quota(10), quota(11)),
@@ -672,6 +673,18 @@ async fn everything_is_there(o: &Opened) -> Vec<Key> {
         Key::Plocks(ino),
     ]);
     keys
+}
+
+pub async fn an_empty_value_is_stored_or_refused(o: Opened) {
+    let key = Key::Xattr(Ino(2), name(b"user.empty"));
+    let stored = o.commit(vec![], vec![Change::Put(key.clone(), bytes(b""))]).await;
+    if o.engine.stores_empty_values() {
+        stored.expect("an empty value is a value");
+        assert_eq!(o.get(&key).await, Some(bytes(b"")));
+    } else {
+        assert!(matches!(stored, Err(EngineError::Fault(_))), "{stored:?}");
+        assert_eq!(o.get(&key).await, None);
+    }
 }
 
 pub async fn a_failing_batch_leaves_no_trace(o: Opened) {

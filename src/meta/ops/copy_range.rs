@@ -111,13 +111,23 @@ impl Operation for CopyRange<'_> {
         if dst.flags() & (flag::IMMUTABLE | flag::APPEND) != 0 {
             return Err(Errno::EPERM.into());
         }
-        let len = self.len.min(src.length().saturating_sub(self.src_off));
+        let mut len = self.len.min(src.length().saturating_sub(self.src_off));
         if len == 0 {
             return Ok((0, dst.peek().length));
         }
         let chunks: Vec<_> = indexes.into_iter().zip(lists).collect();
-        let range = self.src_off..self.src_off + len;
-        let records = records_at(&visible(&chunks, &range), self.src_off, self.dst_off);
+        // Chunks on both sides, and the references.
+        let room = self.meta.engine().batch_max().saturating_sub(chunks.len());
+        let records = loop {
+            let range = self.src_off..self.src_off + len;
+            let records = records_at(&visible(&chunks, &range), self.src_off, self.dst_off);
+            let slices = records.values().flatten().filter(|slice| !slice.is_hole()).count();
+            if slices + records.len() <= room || len == 1 {
+                break records;
+            }
+            // What is left is asked for again.
+            len = len.div_ceil(2);
+        };
 
         let length = dst.length().max(self.dst_off + len);
         account_length(tx, self.meta, &dst, length).await?;
@@ -179,8 +189,11 @@ impl Meta {
         }
         let (mut copied, mut length) = (0, 0);
         let len = if src == dst { self.before_end(src, src_off, len).await? } else { len };
+        // Each chunk counts on both sides, and leaves room for as many references.
+        let most = self.engine().batch_max();
+        let step_max = STEP_BYTES_MAX.min((most / 4).max(1) as u64 * CHUNK_BYTES);
         while copied < len {
-            let step = (len - copied).min(STEP_BYTES_MAX);
+            let step = (len - copied).min(step_max);
             let op = CopyRange {
                 meta: self,
                 tried: Mutex::default(),
@@ -194,7 +207,8 @@ impl Meta {
                 Ok((done, now)) => {
                     copied += done;
                     length = now;
-                    if done < step {
+                    // Less than was asked for is the end of the file, or all that fits into one commit.
+                    if done == 0 || (done < step && most == usize::MAX) {
                         break;
                     }
                 }

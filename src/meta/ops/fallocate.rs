@@ -1,7 +1,7 @@
 //! Fallocate: growing, punching and zeroing (`spec/metadata.md` 7.10). No space is ever reserved.
 
 use super::access::permit;
-use super::slices::{LENGTH_BYTES_MAX, account_length};
+use super::slices::{LENGTH_BYTES_MAX, account_length, chunk_start};
 use super::truncate::{CHARTS_MAX, Chart, holes, never_still};
 use crate::base::mode::{WRITE, flag};
 use crate::base::{Attr, AttrPatch, Errno, Ino, Kind, Outcome};
@@ -46,10 +46,10 @@ struct Fallocate<'a> {
 
 impl Operation for Fallocate<'_> {
     const NAME: &'static str = "fallocate";
-    /// `None`: a chart is needed.
-    type Output = Option<Attr>;
+    /// `None`: a chart is needed. With where to go on, if one commit does not take all.
+    type Output = Option<(Attr, Option<u64>)>;
 
-    async fn run(&self, tx: &mut Tx<'_>) -> Outcome<Option<Attr>> {
+    async fn run(&self, tx: &mut Tx<'_>) -> Outcome<Option<(Attr, Option<u64>)>> {
         let node = tx.load(AttrOf(self.ino)).await?.exists()?;
         match node.kind() {
             Kind::Fifo => return Err(Errno::EPIPE.into()),
@@ -61,10 +61,16 @@ impl Operation for Fallocate<'_> {
             return Err(Errno::EPERM.into());
         }
         let (present, end) = (node.length(), self.off + self.size);
-        let length = if self.mode & KEEP_SIZE == 0 { present.max(end) } else { present };
+        let mut length = if self.mode & KEEP_SIZE == 0 { present.max(end) } else { present };
         let zeroes = self.mode & (PUNCH_HOLE | ZERO_RANGE) != 0;
         let cleared = if zeroes { self.off..end.min(present) } else { 0..0 };
-        let Some(holes) = holes(&node, cleared, self.chart) else { return Ok(None) };
+        let most = self.meta.engine().batch_max();
+        let Some(mut holes) = holes(&node, cleared, self.chart, most) else { return Ok(None) };
+        let rest = holes.get(most).map(|(index, _)| chunk_start(*index));
+        if rest.is_some() {
+            holes.truncate(most);
+            length = present;
+        }
         account_length(tx, self.meta, &node, length).await?;
         for (index, hole) in holes {
             tx.change(Change::Append { ino: self.ino, index, slices: vec![hole], only_existing: true });
@@ -76,11 +82,11 @@ impl Operation for Fallocate<'_> {
         tx.patch(self.ino, patch);
         let mut attr = *node.peek();
         patch.apply(&mut attr);
-        Ok(Some(attr))
+        Ok(Some((attr, rest)))
     }
 
     /// Clearing what is clear and growing to a length that is reached change nothing that can be read.
-    async fn settle(&self, tx: &mut Tx<'_>) -> Outcome<Settled<Option<Attr>>> {
+    async fn settle(&self, tx: &mut Tx<'_>) -> Outcome<Settled<Option<(Attr, Option<u64>)>>> {
         tx.load(AttrOf(self.ino)).await?;
         Ok(Settled::NotApplied)
     }
@@ -92,15 +98,23 @@ impl Meta {
     pub async fn fallocate(&self, caller: &Caller, ino: Ino, mode: u32, off: u64, size: u64) -> Outcome<Attr> {
         judge(mode, off, size)?;
         self.writable()?;
-        let mut chart = None;
-        for _ in 0..CHARTS_MAX {
+        let (mut chart, mut charts, mut from) = (None, 0, off);
+        loop {
+            let (off, size) = (from, off + size - from);
             let op = Fallocate { meta: self, caller, ino, mode, off, size, chart: chart.as_ref() };
             match self.run(&op).await? {
-                Some(attr) => return Ok(attr),
-                None => chart = Some(self.chart(ino).await?),
+                Some((attr, None)) => return Ok(attr),
+                Some((attr, Some(next))) => {
+                    from = next;
+                    chart = chart.map(|chart: Chart| chart.after(&attr));
+                }
+                None if charts < CHARTS_MAX => {
+                    charts += 1;
+                    chart = Some(self.chart(ino).await?);
+                }
+                None => return Err(never_still(Fallocate::NAME, ino)),
             }
         }
-        Err(never_still(Fallocate::NAME, ino))
     }
 }
 

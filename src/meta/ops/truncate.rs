@@ -31,9 +31,23 @@ pub(crate) struct Chart {
     chunks: Vec<ChunkIndex>,
 }
 
+impl Chart {
+    /// The same chunks, after a commit of our own that left the file like this.
+    pub(crate) fn after(self, attr: &Attr) -> Chart {
+        Chart { mtime: attr.mtime, ctime: attr.ctime, ..self }
+    }
+}
+
 /// The hole records that cover `range` of a file, one per chunk that is there or may be there. `None`: the range is
 /// wide and `chart` does not fit (any more).
-pub(crate) fn holes(node: &Seen, range: Range<u64>, chart: Option<&Chart>) -> Option<Vec<(ChunkIndex, Slice)>> {
+///
+/// `most`: holes that one commit may take; a wider range is charted.
+pub(crate) fn holes(
+    node: &Seen,
+    range: Range<u64>,
+    chart: Option<&Chart>,
+    most: usize,
+) -> Option<Vec<(ChunkIndex, Slice)>> {
     if range.is_empty() {
         return Some(Vec::new());
     }
@@ -43,7 +57,7 @@ pub(crate) fn holes(node: &Seen, range: Range<u64>, chart: Option<&Chart>) -> Op
         let (from, to) = (range.start.max(start), range.end.min(start + CHUNK_BYTES));
         (ChunkIndex(index as u32), Slice::hole((from - start) as u32, (to - from) as u32))
     };
-    if last - first < TRIED_CHUNKS_MAX {
+    if last - first < TRIED_CHUNKS_MAX.min(most as u64) {
         return Some((first..=last).map(hole).collect());
     }
     let chart = chart.filter(|c| (c.mtime, c.ctime) == (node.mtime(), node.ctime()))?;
@@ -80,15 +94,26 @@ impl Operation for Truncate<'_> {
         if present == self.length {
             return Ok(Some(*node.peek()));
         }
-        let (left, right) = (present.min(self.length), present.max(self.length));
-        let Some(holes) = holes(&node, left..right, self.chart) else { return Ok(None) };
-        account_length(tx, self.meta, &node, self.length).await?;
+        let most = self.meta.engine().batch_max();
+        let (mut left, right) = (present.min(self.length), present.max(self.length));
+        let Some(mut holes) = holes(&node, left..right, self.chart, most) else { return Ok(None) };
+        // More than one commit takes: as far as one comes, from where the file ends now.
+        let mut length = self.length;
+        if holes.len() > most && length < present {
+            holes.drain(..holes.len() - most);
+            length = holes.first().map_or(length, |(index, _)| chunk_start(*index));
+            left = length;
+        } else if holes.len() > most {
+            holes.truncate(most);
+            length = holes.last().map_or(length, |(index, _)| chunk_start(*index) + CHUNK_BYTES);
+        }
+        account_length(tx, self.meta, &node, length).await?;
         for (index, hole) in holes {
             // The chunk of the shorter end and a partly covered last one are made if need be, as the format has it.
             let only_existing = chunk_start(index) > left && u64::from(hole.len) == CHUNK_BYTES;
             tx.change(Change::Append { ino: self.ino, index, slices: vec![hole], only_existing });
         }
-        let patch = AttrPatch::new().set_length(self.length).touch(tx.now());
+        let patch = AttrPatch::new().set_length(length).touch(tx.now());
         tx.patch(self.ino, patch);
         let mut attr = *node.peek();
         patch.apply(&mut attr);
@@ -113,15 +138,20 @@ impl Meta {
         if length > LENGTH_BYTES_MAX {
             return Err(Errno::EFBIG.into());
         }
-        let mut chart = None;
-        for _ in 0..CHARTS_MAX {
+        let (mut chart, mut charts) = (None, 0);
+        loop {
             let op = Truncate { meta: self, caller, ino, length, by_handle, chart: chart.as_ref() };
             match self.run(&op).await? {
-                Some(attr) => return Ok(attr),
-                None => chart = Some(self.chart(ino).await?),
+                Some(attr) if attr.length == length => return Ok(attr),
+                // A part of the way; the chart fits to what the file is since.
+                Some(attr) => chart = chart.map(|chart: Chart| chart.after(&attr)),
+                None if charts < CHARTS_MAX => {
+                    charts += 1;
+                    chart = Some(self.chart(ino).await?);
+                }
+                None => return Err(never_still(Truncate::NAME, ino)),
             }
         }
-        Err(never_still(Truncate::NAME, ino))
     }
 
     /// The chunks of a file. The times are read first: whoever writes during the scan makes the chart unfit.

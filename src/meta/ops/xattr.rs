@@ -94,7 +94,8 @@ impl Meta {
         }
     }
 
-    /// Sets an extended attribute. ERANGE for a name or a value that is too long.
+    /// Sets an extended attribute. ERANGE for a name or a value that is too long, EINVAL for an empty value where the
+    /// engine cannot store one.
     pub async fn set_xattr(&self, caller: &Caller, ino: Ino, name: &[u8], value: &[u8], how: XattrMode) -> Outcome<()> {
         if let Some(kind) = AclKind::from_xattr(name) {
             return self.set_acl(caller, ino, kind, value).await;
@@ -102,6 +103,9 @@ impl Meta {
         let name = Name::xattr(name)?;
         if value.len() > XATTR_BYTES_MAX {
             return Err(Errno::ERANGE.into());
+        }
+        if value.is_empty() && !self.engine().stores_empty_values() {
+            return Err(Errno::EINVAL.into());
         }
         self.writable()?;
         self.run(&SetXattr { ino, name: &name, value: &Bytes::copy_from_slice(value), how }).await

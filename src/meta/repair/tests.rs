@@ -303,8 +303,11 @@ async fn counters_are_raised_above_what_is_in_use() {
         // Nobody's number.
         (Key::SliceRef(SliceId(1 << 62), 100), Record::Number(0)),
     ]
+    .into_iter()
+    // Nobody stores an empty list either.
+    .filter(|(key, _)| v.meta.engine().stores_empty_values() || !matches!(key, Key::DelayedSlices(..)))
     .map(|(key, record)| Change::Put(key, record))
-    .into();
+    .collect();
     let numbering = [Counter::NextInode, Counter::NextSlice, Counter::NextSession, Counter::AclMaxId];
     changes.extend(numbering.map(|counter| Change::Put(Key::Counter(counter), Record::Number(0))));
     v.damage(changes).await;

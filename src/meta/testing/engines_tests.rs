@@ -65,6 +65,11 @@ async fn run_on_etcd() {
 }
 
 #[tokio::test]
+async fn run_on_tikv() {
+    run_on("tikv").await;
+}
+
+#[tokio::test]
 async fn run_on_sqlite() {
     run_on("sqlite").await;
 }

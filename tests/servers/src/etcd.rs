@@ -10,6 +10,8 @@ use tempfile::TempDir;
 /// A cluster of one or more nodes. Dropping it ends them and removes their data.
 pub struct Etcd {
     nodes: Vec<Node>,
+    /// Certificate and key of TLS towards clients.
+    tls: Option<(PathBuf, PathBuf)>,
     prefixes_taken: AtomicU32,
 }
 
@@ -31,13 +33,22 @@ impl Etcd {
 
     /// A cluster of so many nodes.
     pub fn start(nodes: usize) -> Etcd {
+        Etcd::start_with(nodes, None)
+    }
+
+    /// One node that speaks TLS with this certificate and this key.
+    pub fn start_tls(certificate: PathBuf, key: PathBuf) -> Etcd {
+        Etcd::start_with(1, Some((certificate, key)))
+    }
+
+    fn start_with(nodes: usize, tls: Option<(PathBuf, PathBuf)>) -> Etcd {
         let node = |_| Node {
             client_port: free_port(),
             peer_port: free_port(),
             dir: TempDir::new().expect("a temporary directory").keep(),
             server: None,
         };
-        let mut etcd = Etcd { nodes: (0..nodes).map(node).collect(), prefixes_taken: AtomicU32::new(0) };
+        let mut etcd = Etcd { nodes: (0..nodes).map(node).collect(), tls, prefixes_taken: AtomicU32::new(0) };
         let commands: Vec<Command> = (0..nodes).map(|number| etcd.command(number, "new")).collect();
         for (node, command) in etcd.nodes.iter_mut().zip(&commands) {
             node.server = Some(Kept::start(&node.dir, command, true));
@@ -54,12 +65,16 @@ impl Etcd {
         let all: Vec<String> =
             self.nodes.iter().enumerate().map(|(number, node)| format!("{}={}", name(number), peer(node))).collect();
         let node = &self.nodes[number];
-        let client = format!("http://127.0.0.1:{}", node.client_port);
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let client = format!("{scheme}://127.0.0.1:{}", node.client_port);
         let mut command = Command::new(program("etcd").expect("etcd is installed"));
         command.args(["--name", &name(number), "--data-dir"]).arg(node.dir.join("data"));
         command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
         command.args(["--listen-peer-urls", &peer(node), "--initial-advertise-peer-urls", &peer(node)]);
         command.args(["--initial-cluster", &all.join(","), "--initial-cluster-state", state, "--log-level", "error"]);
+        if let Some((certificate, key)) = &self.tls {
+            command.arg("--cert-file").arg(certificate).arg("--key-file").arg(key);
+        }
         if self.nodes.len() == 1 {
             command.arg("--unsafe-no-fsync");
         }

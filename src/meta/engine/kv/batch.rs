@@ -63,6 +63,14 @@ pub(super) fn wants(batch: &Batch, whole: bool) -> Vec<Want> {
     wants.into_iter().collect()
 }
 
+/// The attributes that others are most likely to change at the same time: those of the first node that is patched.
+pub(super) fn hot_key(batch: &Batch) -> Option<Vec<u8>> {
+    batch.changes.iter().find_map(|change| match change {
+        Change::Patch(ino, _) => Some(codec::attr_key(*ino)),
+        _ => None,
+    })
+}
+
 /// The record that a relative change changes; none for those that have no record of their own.
 fn changed_key(change: &Change) -> Option<Key> {
     Some(match change {

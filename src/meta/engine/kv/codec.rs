@@ -80,6 +80,7 @@ pub(super) fn counter_key(counter: Counter) -> Vec<u8> {
 
 /// What a key of a collecting family belongs to: the attributes of its inode. Whoever removes them or decides on all
 /// keys of the family, and whoever adds a key, meet there where a back end cannot compare ranges.
+#[cfg_attr(not(feature = "tikv"), allow(dead_code, reason = "etcd compares ranges"))]
 pub(super) fn anchor(key: &[u8]) -> Option<Vec<u8>> {
     match (key.first()?, key.get(9)?) {
         (b'A', b'D' | b'X' | b'P') => Some(joined(&[&key[..9], b"I"])),
@@ -427,4 +428,82 @@ pub(super) fn decode_plocks(mut value: &[u8]) -> Option<Vec<PlockHolder>> {
     holders.retain(|holder| !holder.ranges.is_empty());
     holders.sort_by_key(|holder| (holder.session, holder.owner));
     Some(holders)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn any_key() -> impl Strategy<Value = Key> {
+        let name = prop::collection::vec(any::<u8>(), 1..20);
+        (0..14u8, any::<u64>(), any::<u64>(), any::<u32>(), name).prop_map(|(family, a, b, c, name)| {
+            let (ino, name) = (Ino(a), Name::stored(name));
+            match family {
+                0 => Key::Attr(ino),
+                1 => Key::Dentry(ino, name),
+                2 => Key::Symlink(ino),
+                3 => Key::Chunk(ino, ChunkIndex(c)),
+                4 => Key::SliceRef(SliceId(a), c),
+                5 => Key::Xattr(ino, name),
+                6 => Key::AclRule(c),
+                7 => Key::DirStat(ino),
+                8 => Key::Quota(QuotaOwner::Directory(ino)),
+                9 => Key::Quota(if b % 2 == 0 { QuotaOwner::User(c) } else { QuotaOwner::Group(c) }),
+                10 => Key::Sustained(SessionId(a), Ino(b)),
+                11 => Key::DeletedFile(ino, b),
+                12 => Key::DelayedSlices(SliceId(a), b.cast_signed()),
+                _ => {
+                    if b % 2 == 0 {
+                        Key::Flocks(ino)
+                    } else {
+                        Key::Plocks(ino)
+                    }
+                }
+            }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn keys_are_read_as_they_are_written(key in any_key()) {
+            let Place::Key(stored) = place(&key) else { panic!("{key:?} is one key") };
+            prop_assert_eq!(parse_key(&stored), Some(key));
+        }
+
+        #[test]
+        fn keys_of_one_inode_lie_together(ino in any::<u64>(), other in any::<u64>(), name in prop::collection::vec(any::<u8>(), 1..20)) {
+            let Place::Key(key) = place(&Key::Dentry(Ino(ino), Name::stored(name))) else { panic!("one key") };
+            let prefix = dentries_prefix(Ino(other));
+            let within = prefix <= key && key < end_of(&prefix);
+            prop_assert_eq!(within, ino == other);
+            prop_assert_eq!(anchor(&key), Some(attr_key(Ino(ino))));
+        }
+    }
+
+    #[test]
+    fn a_prefix_ends_before_what_does_not_begin_so() {
+        assert_eq!(end_of(b"A"), b"B");
+        assert_eq!(end_of(b"A\xff"), b"B");
+        assert_eq!(end_of(&dentries_prefix(Ino(u64::MAX))), [&b"A"[..], &[0xFF; 8], b"E"].concat());
+    }
+
+    #[test]
+    fn counters_hold_the_first_free_number_and_times_are_big_endian() {
+        assert_eq!(encode_counter(Counter::NextInode, 1025), Some([2, 4, 0, 0, 0, 0, 0, 0]));
+        assert_eq!(decode_counter(Counter::NextInode, &[2, 4, 0, 0, 0, 0, 0, 0]), Some(1025));
+        assert_eq!(encode_counter(Counter::UsedSpace, -1), Some([0xFF; 8]));
+        assert_eq!(encode_counter(Counter::LastCleanupTrash, 5), Some([0, 0, 0, 0, 0, 0, 0, 5]));
+        // A restored dump of the peer has the other order: a time far ahead, which `meta::lease` does not believe.
+        assert_eq!(decode_counter(Counter::LastCleanupTrash, &[5, 0, 0, 0, 0, 0, 0, 0]), Some(5 << 56));
+        assert_eq!(decode_counter(Counter::NextInode, b"12"), None);
+    }
+
+    #[test]
+    fn one_reference_is_no_record() {
+        assert_eq!(encode_references(1), Some(None));
+        assert_eq!(encode_references(3), Some(Some(vec![2, 0, 0, 0, 0, 0, 0, 0])));
+        assert_eq!(encode_references(0), Some(Some(vec![0xFF; 8])));
+        assert_eq!(decode_references(&[0; 8]), Some(1));
+    }
 }

@@ -16,6 +16,8 @@
 
 mod link;
 mod messages;
+#[cfg(test)]
+mod tests;
 mod tls;
 
 pub use link::{EtcdOptions, TlsOptions};

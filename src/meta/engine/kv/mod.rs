@@ -9,9 +9,9 @@
 //! **A commit** takes what its transaction has loaded, reads what is missing (in one trip, or none), checks the guards
 //! on these values itself, works out the new values and has them written if every key it looked at is unchanged. When
 //! one has changed, all are read anew, and the same batch is worked out again: a relative change never conflicts, and a
-//! guard on some fields of a record fails only when one of those fields has moved. After each such defeat it waits a
-//! little, and stands in line with the others of this process that lost over the same key, so that a directory in which
-//! many create costs each of them about one more trip and not many.
+//! guard on some fields of a record fails only when one of those fields has moved. Those of this process that change the
+//! same node stand in line, for two that overlap cannot both go through; against other processes each tries again after
+//! a short pause. So a directory in which many create costs each of them about one more trip and not many.
 //!
 //! **Other clients** of the same volume (the peer, older versions) look at whole keys as well and know nothing of ours;
 //! no key of the store is ours alone. What is safe among ourselves is therefore safe with them: the emptiness of a
@@ -30,9 +30,13 @@ mod batch;
 mod codec;
 #[cfg(feature = "etcd")]
 pub mod etcd;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 mod scan;
 #[cfg(test)]
 pub mod tests;
+#[cfg(feature = "tikv")]
+pub mod tikv;
 mod usage;
 mod view;
 
@@ -56,8 +60,10 @@ const QUICK_TRIES: u32 = 4;
 /// Ceilings of the pauses between its tries: a change means that another commit has just gone through.
 const PAUSE_FIRST: Duration = Duration::from_micros(500);
 const PAUSE_MAX: Duration = Duration::from_millis(50);
-/// Queues for keys that are contended within this process. More keys than queues only share them.
-const QUEUES: usize = 64;
+/// Queues for keys that several commits of this process change at once. Keys that share one only wait for each other.
+const QUEUES: usize = 1024;
+/// Commits wait so long for others of this process. The line stands still while a store is away.
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Records that operations may put into one commit beside the list they work through: attributes, entries, statistics.
 const BESIDE_LIST: usize = 28;
 
@@ -121,6 +127,13 @@ struct Shared {
     queues: [tokio::sync::Mutex<()>; QUEUES],
 }
 
+/// Where a commit stands among those that change the same key.
+struct Place<'a> {
+    queue: usize,
+    _held: Option<tokio::sync::MutexGuard<'a, ()>>,
+    waited: bool,
+}
+
 impl KvEngine {
     /// An engine over a store that was found to serve. Its usage is flushed in the background while it lives.
     fn new(kv: Arc<dyn Kv>) -> KvEngine {
@@ -143,8 +156,17 @@ impl Shared {
     async fn commit(&self, mut txn: Box<dyn KvTxn>, mut view: View, batch: &Batch) -> EngineResult<Committed> {
         let whole = batch::names_usage(batch);
         let wants = batch::wants(batch, whole);
-        let deadline = Instant::now() + COMMIT_DEADLINE;
         let mut place = None;
+        // Two commits that overlap and change the same node cannot both go through. Whoever finds the line empty tries
+        // what it has read; the others have read what is gone by the time that they get there.
+        if let Some(hot) = batch::hot_key(batch) {
+            let line = self.stand_in(queue_of(&Want::Key(hot))).await;
+            if line.waited {
+                (txn, view) = (self.kv.begin().await?, View::default());
+            }
+            place = Some(line);
+        }
+        let deadline = Instant::now() + COMMIT_DEADLINE;
         let mut tries = 0u32;
         loop {
             let missing: Vec<Want> = wants.iter().filter(|want| !view.has(want)).cloned().collect();
@@ -170,9 +192,9 @@ impl Shared {
                 return Err(EngineError::Conflict);
             }
             tries += 1;
-            let queue = self.queue_of(&checks, &view, now.as_ref());
+            let queue = changed_queue(&checks, &view, now.as_ref());
             let fresh = match &place {
-                Some((number, _)) if *number == queue => {
+                Some(line) if line.queue == queue => {
                     // Somebody outside of this process.
                     let quick = tries < QUICK_TRIES;
                     if !quick {
@@ -183,13 +205,9 @@ impl Shared {
                 _ => {
                     // Let go of one place before waiting for another: nobody waits while holding one.
                     drop(place.take());
-                    let free = self.queues[queue].try_lock();
-                    let fresh = free.is_ok();
-                    let held = match free {
-                        Ok(held) => held,
-                        Err(_) => self.queues[queue].lock().await,
-                    };
-                    place = Some((queue, held));
+                    let line = self.stand_in(queue).await;
+                    let fresh = !line.waited;
+                    place = Some(line);
                     fresh
                 }
             };
@@ -198,16 +216,15 @@ impl Shared {
         }
     }
 
-    /// The queue of the first key that has changed.
-    fn queue_of(&self, checks: &BTreeSet<Want>, view: &View, now: Option<&View>) -> usize {
-        let changed = |want: &&Want| match (want, now) {
-            (Want::Key(key), Some(now)) => now.key(key) != view.key(key),
-            (list, Some(now)) => now.list(list) != view.list(list),
-            (_, None) => true,
-        };
-        let mut hasher = DefaultHasher::new();
-        checks.iter().find(changed).hash(&mut hasher);
-        hasher.finish() as usize % QUEUES
+    /// A place at the head of a queue. Whoever does not get there in time goes on without one.
+    async fn stand_in(&self, queue: usize) -> Place<'_> {
+        match self.queues[queue].try_lock() {
+            Ok(held) => Place { queue, _held: Some(held), waited: false },
+            Err(_) => {
+                let held = tokio::time::timeout(QUEUE_TIMEOUT, self.queues[queue].lock()).await.ok();
+                Place { queue, _held: held, waited: true }
+            }
+        }
     }
 
     fn check_fits(&self, writes: &Writes) -> EngineResult<()> {
@@ -252,6 +269,22 @@ impl Shared {
     }
 }
 
+fn queue_of(want: &Want) -> usize {
+    let mut hasher = DefaultHasher::new();
+    want.hash(&mut hasher);
+    hasher.finish() as usize % QUEUES
+}
+
+/// The queue of the first key that has changed; that of the first that was looked at, if it is not known which.
+fn changed_queue(checks: &BTreeSet<Want>, view: &View, now: Option<&View>) -> usize {
+    let changed = |want: &&Want| match (want, now) {
+        (Want::Key(key), Some(now)) => now.key(key) != view.key(key),
+        (list, Some(now)) => now.list(list) != view.list(list),
+        (_, None) => true,
+    };
+    checks.iter().find(changed).map_or(0, queue_of)
+}
+
 /// Doubling with each try, jittered.
 fn pause(tries: u32) -> Duration {
     let ceiling = PAUSE_FIRST.saturating_mul(1 << tries.min(10)).min(PAUSE_MAX);
@@ -262,6 +295,10 @@ fn pause(tries: u32) -> Duration {
 impl Engine for KvEngine {
     fn name(&self) -> &'static str {
         self.0.kv.name()
+    }
+
+    fn stores_empty_values(&self) -> bool {
+        self.0.kv.stores_empty_values()
     }
 
     fn batch_max(&self) -> usize {

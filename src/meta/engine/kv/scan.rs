@@ -14,7 +14,7 @@ use crate::meta::record::{Key, Record, Session};
 use bytes::Bytes;
 
 /// Most keys of one trip, whatever the caller asked for: replies have a size.
-const PAGE_MAX: usize = 4096;
+const PAGE_MAX: usize = 2048;
 
 type Row = Result<(Key, Record), Fault>;
 

@@ -2,7 +2,7 @@
 //! a server goes away.
 
 use super::etcd::{self, EtcdOptions};
-use super::{Kv, KvEngine, codec};
+use super::{Kv, KvEngine};
 use crate::base::acl::AclRule;
 use crate::base::{
     Attr, AttrPatch, ChunkIndex, Errno, FaultKind, Ino, Kind, Name, SessionId, Slice, SliceId, Timestamp,
@@ -48,6 +48,167 @@ mod on_etcd {
     }
 
     engine_suite!(open);
+}
+
+pub mod on_tikv {
+    use super::super::tikv::{self, TikvOptions};
+    use super::*;
+    use crate::meta::testing::{next_tikv_path, tikv_server};
+    use sluice_test_tikv::{Calls, Fault, Plan, Rpc, TestTikv};
+
+    pub fn options(server: &TestTikv, path: &str) -> TikvOptions {
+        TikvOptions { members: vec![server.pd_address()], path: path.to_owned(), tls: None, gc_interval: None }
+    }
+
+    async fn engine(server: &TestTikv, path: &str) -> KvEngine {
+        tikv::open(&options(server, path)).await.expect("the server of the tests")
+    }
+
+    async fn open() -> Option<Opened> {
+        let engine = Arc::new(engine(tikv_server(), &next_tikv_path()).await);
+        Some(Opened { engine, derives_link_parents: false, keep: Box::new(()) })
+    }
+
+    engine_suite!(open);
+
+    #[tokio::test]
+    async fn records_have_the_layout_of_the_format() {
+        has_the_layout_of_the_format(&engine(tikv_server(), &next_tikv_path()).await).await;
+    }
+
+    #[tokio::test]
+    async fn a_long_directory_is_listed_whole() {
+        let inside: [&[u8]; 2] = [b"v\xfdA\x02\0\0\0\0\0\0\0D2", b"v\xfdA\x02\0\0\0\0\0\0\0D3"];
+        let server = TestTikv::start_split(&inside);
+        long_directories_are_listed_whole(&engine(&server, "v").await).await;
+    }
+
+    #[tokio::test]
+    async fn the_prefix_is_the_path_without_its_slash() {
+        let server = TestTikv::start();
+        for path in ["vol", "/vol", "a/b"] {
+            let engine = engine(&server, path).await;
+            commit(&engine, vec![], vec![put(Key::Setting, Record::Bytes(Bytes::from("{}")))]).await.unwrap();
+        }
+        let keys: Vec<Vec<u8>> = server.dump_latest().into_keys().collect();
+        assert_eq!(keys, [b"a/b\xfdsetting".to_vec(), b"vol\xfdsetting".to_vec()]);
+    }
+
+    /// Appends to one list; each is there once, and if it was said to be, it is.
+    async fn append_all(engine: &KvEngine, ino: Ino, count: u64) -> u64 {
+        let (mut sure, mut unsure) = (Vec::new(), Vec::new());
+        for id in 1..=count {
+            let append = Change::Append { ino, index: ChunkIndex(0), slices: vec![slice(id)], only_existing: false };
+            let name = Key::Dentry(ino, Name::stored(format!("{id}").into_bytes()));
+            let entry = put(name, Record::Dentry(Dentry { kind: Kind::File, ino: Ino(id) }));
+            match commit(engine, vec![], vec![append, entry]).await {
+                Ok(_) => sure.push(id),
+                Err(EngineError::Undetermined(_)) => unsure.push(id),
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+        let list = engine.read(&[Key::Chunk(ino, ChunkIndex(0))]).await.unwrap().pop().flatten();
+        let Some(Record::Slices(list)) = list else { panic!("{list:?}") };
+        let ids: Vec<u64> = list.iter().map(|slice| slice.id.0).collect();
+        let mut once = ids.clone();
+        once.dedup();
+        assert_eq!(once, ids, "applied twice");
+        assert!(sure.iter().all(|id| ids.contains(id)), "{sure:?} {ids:?}");
+        assert!(ids.iter().all(|id| sure.contains(id) || unsure.contains(id)), "{ids:?}");
+        let names = engine.scan(&Scan::Dentries(ino), None, 1000).await.unwrap().rows.len();
+        assert_eq!(names, ids.len(), "half of a commit");
+        unsure.len() as u64
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_commit_without_an_answer_is_looked_at() {
+        let server = TestTikv::start();
+        let engine = engine(&server, "v").await;
+        for (number, rpc) in [Rpc::Prewrite, Rpc::Commit].into_iter().enumerate() {
+            for (other, fault) in
+                [Fault::FailBefore, Fault::FailAfter, Fault::CutBefore, Fault::CutAfter].into_iter().enumerate()
+            {
+                let ino = Ino((10 * number + other) as u64 + 2);
+                let injected = server.inject(Plan::once(rpc, fault).after(1));
+                let unsure = append_all(&engine, ino, 3).await;
+                assert!(injected.hits() > 0, "{rpc:?} {fault:?}");
+                assert_eq!(unsure, 0, "{rpc:?} {fault:?}");
+            }
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn regions_split_and_move_and_answers_are_lost() {
+        let server = TestTikv::start_split(&[b"v\xfdA\x02", b"v\xfdA\x03", b"v\xfdS"]);
+        let engine = engine(&server, "v").await;
+        let plans = [
+            Plan::always(Calls::Kv, Fault::EpochNotMatch).every(23),
+            Plan::always(Calls::Kv, Fault::NotLeader).every(31).after(3),
+            Plan::always(Calls::Kv, Fault::RegionNotFound).every(37).after(5),
+            Plan::always(Calls::Kv, Fault::ServerIsBusy).every(41).after(7),
+            Plan::always(Rpc::Prewrite, Fault::Split).every(19),
+            Plan::always(Rpc::Commit, Fault::CutAfter).every(13),
+            Plan::always(Rpc::Prewrite, Fault::CutAfter).every(17),
+            Plan::always(Calls::Kv, Fault::FailAfter).every(43),
+        ];
+        let injected: Vec<_> = plans.into_iter().map(|plan| server.inject(plan)).collect();
+        let tasks = (0..3u64).map(|task| {
+            let engine = engine.clone();
+            tokio::spawn(async move { append_all(&engine, Ino(2 + task), 25).await })
+        });
+        for task in futures::future::join_all(tasks).await {
+            let unsure = task.unwrap();
+            assert!(unsure < 5, "{unsure} of 25");
+        }
+        assert!(injected.iter().filter(|injected| injected.hits() > 0).count() > 5);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn requests_outlive_a_short_outage() {
+        let server = TestTikv::start();
+        let engine = engine(&server, "v").await;
+        append_all(&engine, Ino(2), 2).await;
+        server.go_down();
+        let reading = {
+            let engine = engine.clone();
+            tokio::spawn(async move { engine.read(&[Key::Chunk(Ino(2), ChunkIndex(0))]).await })
+        };
+        let writing = {
+            let engine = engine.clone();
+            tokio::spawn(async move { append_all(&engine, Ino(3), 2).await })
+        };
+        tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+        server.come_up();
+        assert!(reading.await.unwrap().unwrap()[0].is_some());
+        assert_eq!(writing.await.unwrap(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_cluster_that_is_not_there_is_unavailable_in_time() {
+        let started = std::time::Instant::now();
+        let options = TikvOptions {
+            members: vec![format!("127.0.0.1:{}", sluice_test_servers::free_port())],
+            path: "v".to_owned(),
+            tls: None,
+            gc_interval: None,
+        };
+        let Err(EngineError::Fault(fault)) = tikv::open(&options).await.map(drop) else { panic!("nobody is there") };
+        assert!(matches!(fault.kind(), FaultKind::Unavailable | FaultKind::Timeout), "{fault}");
+        assert!(started.elapsed() < std::time::Duration::from_secs(10));
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn many_create_in_one_directory() {
+        let path = next_tikv_path();
+        siblings_are_all_made([engine(tikv_server(), &path).await, engine(tikv_server(), &path).await], 4).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_directory_is_removed_or_filled() {
+        let path = next_tikv_path();
+        let (here, there) = (engine(tikv_server(), &path).await, engine(tikv_server(), &path).await);
+        emptiness_is_decided_once(&here, &there).await;
+    }
 }
 
 async fn commit(engine: &KvEngine, guards: Vec<Guard>, changes: Vec<Change>) -> EngineResult<Committed> {
@@ -191,6 +352,45 @@ async fn records_have_the_layout_of_the_format() {
     has_the_layout_of_the_format(&engine(&url).await).await;
 }
 
+/// More entries than any page holds, in pages of every size.
+async fn long_directories_are_listed_whole(engine: &KvEngine) {
+    const ENTRIES: u64 = 2 * 2048 + 5;
+    let entry = |i: u64| {
+        let name = Key::Dentry(Ino(2), Name::stored(format!("{i}").into_bytes()));
+        put(name, Record::Dentry(Dentry { kind: Kind::File, ino: Ino(i) }))
+    };
+    for part in (0..ENTRIES).collect::<Vec<_>>().chunks(100) {
+        commit(engine, vec![], part.iter().map(|i| entry(*i)).collect()).await.unwrap();
+    }
+    for limit in [1000, 2048, 100_000] {
+        let (mut found, mut plus) = (0, 0);
+        for with_attrs in [false, true] {
+            let mut after = None;
+            loop {
+                after = if with_attrs {
+                    let page = engine.scan_plus(Ino(2), after.as_ref(), limit).await.unwrap();
+                    plus += page.entries.len() as u64;
+                    page.next
+                } else {
+                    let page = engine.scan(&Scan::Dentries(Ino(2)), after.as_ref(), limit).await.unwrap();
+                    found += page.rows.len() as u64;
+                    page.next
+                };
+                if after.is_none() {
+                    break;
+                }
+            }
+        }
+        assert_eq!((found, plus), (ENTRIES, ENTRIES), "by {limit}");
+    }
+}
+
+#[tokio::test]
+async fn a_long_directory_is_listed_whole() {
+    let Some(url) = fresh() else { return };
+    long_directories_are_listed_whole(&engine(&url).await).await;
+}
+
 #[tokio::test]
 async fn erase_leaves_the_volumes_beside() {
     let Some(url) = fresh() else { return };
@@ -213,26 +413,28 @@ async fn erase_leaves_the_volumes_beside() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_create_in_one_directory() {
     let Some(url) = fresh() else { return };
+    siblings_are_all_made([engine(&url).await, engine(&url).await], 8).await;
+}
+
+async fn siblings_are_all_made(engines: [KvEngine; 2], each: u64) {
     const TASKS: u64 = 32;
-    const EACH: u64 = 8;
     let dir = Ino(2);
-    let first = engine(&url).await;
+    let first = engines[0].clone();
     let changes = vec![
         put(Key::Attr(dir), Record::Attr(directory())),
         put(Key::DirStat(dir), Record::DirStat(DirStat::default())),
     ];
     commit(&first, vec![], changes).await.unwrap();
-    let engines = [first.clone(), engine(&url).await];
     let tasks = (0..TASKS).map(|task| {
         let engine = engines[task as usize % 2].clone();
         tokio::spawn(async move {
-            for number in 0..EACH {
+            for number in 0..each {
                 let name = Key::Dentry(dir, Name::stored(format!("{task}-{number}").into_bytes()));
                 let (txn, loaded) = engine.begin(&[Key::Attr(dir), name.clone()]).await.unwrap();
                 let Some(Record::Attr(seen)) = loaded[0] else { panic!("{loaded:?}") };
                 let mask = crate::base::FieldMask::KIND | crate::base::FieldMask::MODE;
                 let guards = vec![Guard::Fields(dir, seen, mask), Guard::Absent(name.clone())];
-                let ino = Ino(1000 + task * EACH + number);
+                let ino = Ino(1000 + task * each + number);
                 let changes = vec![
                     put(Key::Attr(ino), Record::Attr(Attr { parent: dir, ..directory() })),
                     put(name, Record::Dentry(Dentry { kind: Kind::Directory, ino })),
@@ -246,11 +448,11 @@ async fn many_create_in_one_directory() {
     });
     let started = std::time::Instant::now();
     futures::future::join_all(tasks).await.into_iter().for_each(|task| task.expect("no panic"));
-    eprintln!("{} creates in one directory took {:?}", TASKS * EACH, started.elapsed());
+    eprintln!("{} creates in one directory took {:?}", TASKS * each, started.elapsed());
     for engine in &engines {
         engine.sync().await.unwrap();
     }
-    let made = TASKS * EACH;
+    let made = TASKS * each;
     let keys = [Key::Attr(dir), Key::Counter(Counter::TotalInodes), Key::DirStat(dir)];
     let records = first.read(&keys).await.unwrap();
     let [Some(Record::Attr(attr)), Some(Record::Number(nodes)), Some(Record::DirStat(stat))] = &records[..] else {
@@ -376,4 +578,226 @@ async fn a_cluster_goes_on_without_a_member() {
     }
     drop(engine);
     tokio::task::block_in_place(|| drop(cluster));
+}
+
+/// The peer as a program, with its own home.
+async fn peer(dir: &std::path::Path, args: &[&str]) -> Option<String> {
+    let Some(program) = program("juicefs") else {
+        skip("juicefs is not installed");
+        return None;
+    };
+    let output = Command::new(program).args(args).env("HOME", dir).output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{args:?}: {text}");
+    Some(text)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_volume_of_the_peer_is_read_and_written() {
+    let Some(url) = fresh() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let bucket = dir.path().join("bucket");
+    let format =
+        ["format", &url, "peer", "--storage", "file", "--bucket", bucket.to_str().unwrap(), "--trash-days", "0"];
+    if peer(dir.path(), &format).await.is_none() {
+        return;
+    }
+    let engine = engine(&url).await;
+    let records = engine.read(&[Key::Setting, Key::Attr(Ino::ROOT)]).await.unwrap();
+    let [Some(Record::Bytes(setting)), Some(Record::Attr(root))] = &records[..] else { panic!("{records:?}") };
+    assert!(String::from_utf8_lossy(setting).contains("\"peer\""));
+    assert_eq!((root.kind, root.mode, root.nlink, root.parent), (Kind::Directory, 0o777, 2, Ino::ROOT));
+    let keys: Vec<String> = stored(&engine)
+        .await
+        .iter()
+        .map(|(key, _)| key.escape_ascii().to_string())
+        .filter(|key| key.starts_with('C'))
+        .collect();
+    assert_eq!(keys, ["CnextChunk", "CnextInode"]);
+    // Statistics of the root come with the first that asks for them.
+    peer(dir.path(), &["fsck", &url, "--path", "/", "--repair", "--sync-dir-stat"]).await.unwrap();
+
+    // Ours, through operations; then the peer checks the tree and its statistics.
+    let settings = crate::meta::MetaSettings { read_only: false, skip_dir_mtime: std::time::Duration::ZERO };
+    let clock = Arc::new(crate::util::clock::SystemClock);
+    let meta = crate::meta::Meta::new(Arc::new(engine.clone()), clock, settings, crate::meta::testing::plain_rules());
+    let root = crate::meta::Caller::root();
+    let name = |text: &str| Name::entry(text.as_bytes()).unwrap();
+    let node = |kind| crate::meta::ops::create::NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: None };
+    let d = meta.create(&root, Ino::ROOT, &name("d"), &node(Kind::Directory)).await.unwrap().ino;
+    for i in 0..5 {
+        meta.create(&root, d, &name(&format!("f{i}")), &node(Kind::File)).await.unwrap();
+    }
+    meta.link(&root, meta.lookup(&root, d, &name("f0")).await.unwrap().ino, Ino::ROOT, &name("l")).await.unwrap();
+    meta.set_xattr(&root, d, b"user.a", b"1", crate::meta::ops::xattr::XattrMode::Set).await.unwrap();
+    meta.unlink(&root, d, &name("f1"), true).await.unwrap();
+    meta.engine().sync().await.unwrap();
+    let checked = peer(dir.path(), &["fsck", &url, "--path", "/", "--recursive"]).await.unwrap();
+    assert!(!checked.contains("ERROR") && !checked.contains("is not correct"), "{checked}");
+    let status = peer(dir.path(), &["status", &url, "--more"]).await.unwrap();
+    let status = &status[status.find('{').unwrap()..];
+    assert!(status.contains("\"UsedInodes\": 5"), "{status}");
+    // 4096 for the directory and each of its files.
+    assert!(status.contains("\"UsedSpace\": 20480"), "{status}");
+    let report = crate::meta::check::check(&engine).await.unwrap();
+    assert!(report.is_clean(), "{report}");
+    assert_eq!(meta.create(&root, d, &name("f0"), &node(Kind::File)).await.unwrap_err().errno(), Errno::EEXIST);
+}
+
+/// Requests to the store, of any kind.
+#[derive(Default)]
+struct Counted {
+    trips: std::sync::atomic::AtomicU64,
+}
+
+/// A back end that counts its trips.
+struct CountingKv(Arc<dyn Kv>, Arc<Counted>);
+struct CountingTxn(Box<dyn super::KvTxn>, Arc<Counted>);
+
+impl Counted {
+    fn one(&self) {
+        self.trips.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    fn take(&self) -> u64 {
+        self.trips.swap(0, std::sync::atomic::Ordering::Relaxed)
+    }
+}
+
+#[async_trait::async_trait]
+impl Kv for CountingKv {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn operations_max(&self) -> usize {
+        self.0.operations_max()
+    }
+
+    fn stores_empty_values(&self) -> bool {
+        self.0.stores_empty_values()
+    }
+
+    async fn read(&self, wants: &[super::Want]) -> EngineResult<super::View> {
+        self.1.one();
+        self.0.read(wants).await
+    }
+
+    async fn begin(&self) -> EngineResult<Box<dyn super::KvTxn>> {
+        Ok(Box::new(CountingTxn(self.0.begin().await?, self.1.clone())))
+    }
+
+    async fn scan(&self, from: &[u8], to: &[u8], limit: usize) -> EngineResult<Vec<(Vec<u8>, Bytes)>> {
+        self.1.one();
+        self.0.scan(from, to, limit).await
+    }
+
+    async fn erase(&self) -> EngineResult<()> {
+        self.0.erase().await
+    }
+}
+
+#[async_trait::async_trait]
+impl super::KvTxn for CountingTxn {
+    async fn read(&mut self, wants: &[super::Want]) -> EngineResult<super::View> {
+        self.1.one();
+        self.0.read(wants).await
+    }
+
+    async fn commit(self: Box<Self>, attempt: super::Attempt<'_>) -> EngineResult<super::Ended> {
+        self.1.one();
+        let CountingTxn(inner, counted) = *self;
+        Ok(match inner.commit(attempt).await? {
+            super::Ended::Changed(next, now) => super::Ended::Changed(Box::new(CountingTxn(next, counted)), now),
+            applied => applied,
+        })
+    }
+}
+
+#[tokio::test]
+async fn operations_cost_few_trips() {
+    let Some(url) = fresh() else { return };
+    let counted = Arc::new(Counted::default());
+    let kv = CountingKv(engine(&url).await.0.kv.clone(), counted.clone());
+    let meta = crate::meta::testing::volume_on(
+        Arc::new(KvEngine::new(Arc::new(kv))),
+        Arc::new(crate::util::clock::SystemClock),
+    )
+    .await;
+    let root = crate::meta::Caller::root();
+    let name = |text: &str| Name::entry(text.as_bytes()).unwrap();
+    let node = |kind| crate::meta::ops::create::NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: None };
+    // The numbers that a client takes for itself.
+    let d = meta.create(&root, Ino::ROOT, &name("d"), &node(Kind::Directory)).await.unwrap().ino;
+    let mut costs = Vec::new();
+    let mut cost = |what: &'static str, most: u64| {
+        let trips = counted.take();
+        costs.push(format!("{what} {trips}"));
+        assert!(trips <= most, "{what} costs {trips} trips, {most} are enough");
+    };
+    cost("(preparing)", u64::MAX);
+    let f = meta.create(&root, d, &name("f"), &node(Kind::File)).await.unwrap().ino;
+    cost("create", 3);
+    let written = Slice { pos: 0, id: SliceId(700), size: 10, off: 0, len: 10 };
+    meta.append_slice(f, ChunkIndex(0), written, Timestamp::new(1, 1)).await.unwrap();
+    cost("slice commit", 3);
+    meta.rename(&root, d, &name("f"), d, &name("g"), crate::meta::ops::rename::RenameMode::Replace).await.unwrap();
+    cost("rename", 5);
+    meta.unlink(&root, d, &name("g"), true).await.unwrap();
+    cost("unlink", 4);
+    meta.rmdir(&root, Ino::ROOT, &name("d"), true).await.unwrap();
+    cost("rmdir", 5);
+    eprintln!("trips: {}", costs.join(", "));
+}
+
+/// The peer makes a tree while we make and remove entries in the same directory: nobody's is lost, and all is counted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_peer_and_we_change_one_directory() {
+    let Some(url) = fresh() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let bucket = dir.path().join("bucket");
+    let format =
+        ["format", &url, "peer", "--storage", "file", "--bucket", bucket.to_str().unwrap(), "--trash-days", "0"];
+    if peer(dir.path(), &format).await.is_none() {
+        return;
+    }
+    let clock = Arc::new(crate::util::clock::SystemClock);
+    let settings =
+        crate::meta::MetaSettings { read_only: false, skip_dir_mtime: std::time::Duration::from_millis(100) };
+    let engine = Arc::new(engine(&url).await);
+    let meta = crate::meta::Meta::new(engine, clock, settings, crate::meta::testing::plain_rules());
+    let root = crate::meta::Caller::root();
+    let name = |text: &str| Name::entry(text.as_bytes()).unwrap();
+    let node = |kind| crate::meta::ops::create::NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: None };
+    let t = meta.create(&root, Ino::ROOT, &name("t"), &node(Kind::Directory)).await.unwrap().ino;
+    let (home, at) = (dir.path().to_owned(), url.clone());
+    let theirs = tokio::task::spawn_blocking(move || {
+        let args =
+            ["mdtest", &at, "/t", "--threads", "4", "--dirs", "4", "--depth", "2", "--files", "20", "--no-bgjob"];
+        let output = Command::new(program("juicefs").unwrap()).args(args).env("HOME", home).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    });
+    let (mut made, mut removed) = (0u64, 0u64);
+    while !theirs.is_finished() || made < 20 {
+        let (file, sub) = (name(&format!("ours {made}")), name(&format!("sub {made}")));
+        meta.create(&root, t, &file, &node(Kind::File)).await.unwrap();
+        meta.create(&root, t, &sub, &node(Kind::Directory)).await.unwrap();
+        meta.rmdir(&root, t, &sub, true).await.unwrap();
+        made += 1;
+        if made.is_multiple_of(3) {
+            meta.unlink(&root, t, &file, true).await.unwrap();
+            removed += 1;
+        }
+    }
+    theirs.await.unwrap();
+    meta.engine().sync().await.unwrap();
+    let listed = crate::meta::testing::rows(&meta, Scan::Dentries(t)).await;
+    let ours =
+        listed.iter().filter(|(key, _)| matches!(key, Key::Dentry(_, name) if name.as_bytes().starts_with(b"ours")));
+    assert_eq!(ours.count() as u64, made - removed);
+    let nodes = crate::meta::testing::rows(&meta, Scan::Attrs).await.len();
+    eprintln!("{made} of ours, {nodes} nodes in all");
+    assert!(listed.len() as u64 > made - removed, "the peer has made nothing");
+    let report = crate::meta::check::check(&**meta.engine()).await.unwrap();
+    assert!(report.is_clean(), "{report}");
 }
