@@ -176,3 +176,41 @@ async fn everything_fails_now_and_then_and_nothing_gets_lost() {
     let mut txn = begin(&client, optimistic().read_only()).await;
     assert_eq!(txn.scan_keys("".to_owned()..="zzz".to_owned(), 1000).await.unwrap().count(), 200);
 }
+
+/// The client connects to PD again a second after the last time at the earliest, and until then each wish for a timestamp
+/// fails at once: the caller has to wait and try again.
+#[tokio::test]
+async fn a_broken_connection_to_pd_is_made_again_after_a_second() {
+    let tikv = TestTikv::start();
+    let client = connect(&tikv).await;
+    client.current_timestamp().await.unwrap();
+    for fault in [Fault::CutBefore, Fault::FailBefore] {
+        tikv.inject(Plan::once(Rpc::Tso, fault));
+        let started = Instant::now();
+        let mut failures = 0;
+        while let Err(error) = client.current_timestamp().await {
+            failures += 1;
+            assert!(started.elapsed() < Duration::from_secs(10), "{error:?}");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        println!("{fault:?}: {failures} failures, back after {:?}", started.elapsed());
+        put(&client, "k", "v").await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn lost_answers_about_regions_are_asked_for_again() {
+    let tikv = TestTikv::start_split(&SPLITS);
+    for rpc in [Rpc::GetRegion, Rpc::GetStore] {
+        for fault in [Fault::FailAfter, Fault::CutBefore] {
+            let client = connect(&tikv).await;
+            tokio::time::sleep(Duration::from_millis(1100)).await;
+            let injected = tikv.inject(Plan::once(rpc, fault));
+            let started = Instant::now();
+            let answer = put(&client, "k", "v").await;
+            println!("{rpc:?} {fault:?}: {answer:?} after {:?}", started.elapsed());
+            assert_eq!(injected.hits(), 1);
+            put(&client, "k", "v").await.unwrap();
+        }
+    }
+}
