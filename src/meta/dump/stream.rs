@@ -1,0 +1,202 @@
+//! The bytes of a dump on their way to a file and back: compression by the name of the file, and a thread that
+//! compresses and writes while the next records are read.
+
+use super::Sink;
+use crate::base::Fault;
+use async_trait::async_trait;
+use std::io::{self, BufReader, Read, Write};
+use std::path::Path;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+/// How the bytes lie in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Packing {
+    Plain,
+    Gzip,
+    Zstd,
+}
+
+/// The peer's choice for both: dumps shrink a lot at any level, and time is what counts.
+const GZIP_LEVEL: u32 = 1;
+const ZSTD_LEVEL: i32 = 1;
+/// Pieces that may wait for the thread.
+const QUEUED_MAX: usize = 4;
+const READ_BYTES: usize = 256 << 10;
+
+impl Packing {
+    /// What the name of a file says: `.gz`, `.zst` and `.zstd` are compressed.
+    pub fn of(path: &Path) -> Packing {
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("gz") => Packing::Gzip,
+            Some("zst" | "zstd") => Packing::Zstd,
+            _ => Packing::Plain,
+        }
+    }
+
+    /// What the packed bytes hold.
+    pub fn reader(self, packed: impl Read + Send + 'static) -> io::Result<Box<dyn Read + Send>> {
+        let packed = BufReader::with_capacity(READ_BYTES, packed);
+        Ok(match self {
+            Packing::Plain => Box::new(packed),
+            // Several members one after the other are one file, as for gzip itself.
+            Packing::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(packed)),
+            Packing::Zstd => Box::new(zstd::Decoder::with_buffer(packed)?),
+        })
+    }
+}
+
+/// Packs what it is given; one piece after the other.
+enum Packer<W: Write> {
+    Plain(W),
+    Gzip(flate2::write::GzEncoder<W>),
+    Zstd(zstd::Encoder<'static, W>),
+}
+
+impl<W: Write> Packer<W> {
+    fn new(packing: Packing, out: W) -> io::Result<Packer<W>> {
+        Ok(match packing {
+            Packing::Plain => Packer::Plain(out),
+            Packing::Gzip => Packer::Gzip(flate2::write::GzEncoder::new(out, flate2::Compression::new(GZIP_LEVEL))),
+            Packing::Zstd => {
+                let mut encoder = zstd::Encoder::new(out, ZSTD_LEVEL)?;
+                encoder.include_checksum(true)?;
+                Packer::Zstd(encoder)
+            }
+        })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Packer::Plain(out) => out.write_all(bytes),
+            Packer::Gzip(out) => out.write_all(bytes),
+            Packer::Zstd(out) => out.write_all(bytes),
+        }
+    }
+
+    fn finish(self) -> io::Result<W> {
+        let mut out = match self {
+            Packer::Plain(out) => out,
+            Packer::Gzip(out) => out.finish()?,
+            Packer::Zstd(out) => out.finish()?,
+        };
+        out.flush()?;
+        Ok(out)
+    }
+}
+
+/// A thread that packs and writes. Without `finish` what was written is half a file.
+pub struct Pipe<W> {
+    pieces: Option<mpsc::Sender<Vec<u8>>>,
+    thread: Option<JoinHandle<io::Result<W>>>,
+}
+
+impl<W: Write + Send + 'static> Pipe<W> {
+    pub fn new(packing: Packing, out: W) -> Pipe<W> {
+        let (pieces, mut queue) = mpsc::channel::<Vec<u8>>(QUEUED_MAX);
+        let thread = tokio::task::spawn_blocking(move || {
+            let mut packer = Packer::new(packing, out)?;
+            while let Some(piece) = queue.blocking_recv() {
+                packer.write(&piece)?;
+            }
+            packer.finish()
+        });
+        Pipe { pieces: Some(pieces), thread: Some(thread) }
+    }
+
+    /// Waits for everything to be written; answers where it went.
+    pub async fn finish(mut self) -> Result<W, Fault> {
+        self.pieces = None;
+        self.ended().await
+    }
+
+    async fn ended(&mut self) -> Result<W, Fault> {
+        let failed = || Fault::unavailable("write dump");
+        match self.thread.take() {
+            Some(thread) => match thread.await {
+                Ok(written) => written.map_err(|error| failed().source(error)),
+                Err(error) => Err(failed().source(error)),
+            },
+            None => Err(failed().source("it has failed before")),
+        }
+    }
+}
+
+#[async_trait]
+impl<W: Write + Send + 'static> Sink for Pipe<W> {
+    async fn take(&mut self, bytes: Vec<u8>) -> Result<(), Fault> {
+        let sent = match &self.pieces {
+            Some(pieces) => pieces.send(bytes).await.is_ok(),
+            None => false,
+        };
+        if sent {
+            return Ok(());
+        }
+        // The thread ends before its queue only with an error.
+        match self.ended().await {
+            Ok(_) => Err(Fault::internal("write dump").source("the writer ended too early")),
+            Err(fault) => Err(fault),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [(&str, Packing); 5] = [
+        ("a.json", Packing::Plain),
+        ("a", Packing::Plain),
+        ("a.json.gz", Packing::Gzip),
+        ("a.zst", Packing::Zstd),
+        ("a.bin.zstd", Packing::Zstd),
+    ];
+
+    #[tokio::test]
+    async fn what_is_packed_is_read_again() {
+        let pieces: Vec<Vec<u8>> = (0..20u8).map(|n| vec![n; 50_000]).collect();
+        for (name, packing) in ALL {
+            assert_eq!(Packing::of(Path::new(name)), packing, "{name}");
+            let mut pipe = Pipe::new(packing, Vec::new());
+            for piece in &pieces {
+                pipe.take(piece.clone()).await.unwrap();
+            }
+            let packed = pipe.finish().await.unwrap();
+            let mut read = Vec::new();
+            packing.reader(io::Cursor::new(packed.clone())).unwrap().read_to_end(&mut read).unwrap();
+            assert!(read == pieces.concat(), "{name}");
+            if packing != Packing::Plain {
+                assert!(packed.len() < 50_000, "{name}");
+                let cut = packed[..packed.len() - 5].to_vec();
+                let cut = packing.reader(io::Cursor::new(cut)).unwrap().read_to_end(&mut read);
+                assert!(cut.is_err(), "{name} is cut");
+            }
+        }
+    }
+
+    struct Full;
+
+    impl Write for Full {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(io::ErrorKind::StorageFull.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_full_disk_is_told() {
+        let mut pipe = Pipe::new(Packing::Plain, Full);
+        let mut failed = None;
+        for _ in 0..20 {
+            if let Err(fault) = pipe.take(vec![0; 1000]).await {
+                failed = Some(fault.to_string());
+                break;
+            }
+        }
+        assert!(failed.unwrap().contains("write dump"));
+        assert!(pipe.finish().await.is_err());
+    }
+}
