@@ -376,45 +376,7 @@ impl VolumeFormat {
         Redacted(self)
     }
 
-    /// The document as it stands in a dump: laid out as in a JSON dump, or as it is stored. Secrets become `removed`
-    /// unless they are to be kept. The key of the data stays in JSON dumps, sealed, as the peer has it: without it a
-    /// backup is of no use.
-    pub fn dumped(&self, keep_secrets: bool, binary: bool) -> Vec<u8> {
-        let mut format = self.clone();
-        for (_, secret) in format.secrets_of_dump(keep_secrets, binary) {
-            *secret = Secret::new(REMOVED);
-        }
-        let indent = if binary { "" } else { "  " };
-        let text = go_json(&Value::Object(format.object(false)), indent);
-        if binary { text.into_bytes() } else { text.replace('\n', "\n  ").into_bytes() }
-    }
-
-    /// What `dumped` leaves out.
-    pub fn secrets_left_out(&self, keep_secrets: bool, binary: bool) -> Vec<&'static str> {
-        self.clone().secrets_of_dump(keep_secrets, binary).into_iter().map(|(name, _)| name).collect()
-    }
-
-    fn secrets_of_dump(&mut self, keep_secrets: bool, binary: bool) -> Vec<(&'static str, &mut Secret)> {
-        let secrets = [
-            ("secret key", &mut self.secret_key, true),
-            ("session token", &mut self.session_token, true),
-            ("encryption key", &mut self.encrypt_key, binary),
-        ];
-        let left_out = |secret: &Secret, out: bool| out && !keep_secrets && !secret.is_empty();
-        secrets.into_iter().filter(|(_, secret, out)| left_out(secret, *out)).map(|(name, s, _)| (name, s)).collect()
-    }
-
-    /// The secrets that a dump left out and that were not set again.
-    pub fn secrets_removed(&self) -> Vec<&'static str> {
-        let secrets = [
-            ("secret key", &self.secret_key),
-            ("session token", &self.session_token),
-            ("encryption key", &self.encrypt_key),
-        ];
-        secrets.into_iter().filter(|(_, secret)| secret.expose() == REMOVED).map(|(name, _)| name).collect()
-    }
-
-    fn object(&self, redact: bool) -> Map<String, Value> {
+    pub(super) fn object(&self, redact: bool) -> Map<String, Value> {
         let secret = |s: &Secret| json!(if redact && !s.is_empty() { REMOVED } else { s.expose() });
         let tiers: Map<String, Value> = self
             .tiers
