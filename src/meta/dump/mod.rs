@@ -33,6 +33,7 @@ pub mod stream;
 mod tests;
 mod text;
 mod tree;
+mod turn;
 
 use super::engine::{Cursor, Engine, Page, Scan};
 use super::outside;

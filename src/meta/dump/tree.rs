@@ -232,9 +232,10 @@ impl<'a> Tree<'a> {
         }
         let engine = self.engine;
         let dirs = known.iter().enumerate().filter(|(_, (_, attr))| attr.is_some_and(|attr| attr.is_dir()));
+        let dirs: Vec<(usize, Ino)> = dirs.map(|(index, (ino, _))| (index, *ino)).collect();
         let listings: Vec<Outcome<(usize, Option<Listing>)>> = futures::stream::iter(dirs)
-            .map(async |(index, (ino, _))| {
-                let page = engine.scan(&Scan::Dentries(*ino), None, AHEAD_ENTRIES_MAX).await;
+            .map(move |(index, dir)| async move {
+                let page = engine.scan(&Scan::Dentries(dir), None, AHEAD_ENTRIES_MAX).await;
                 let page = outside(page)?;
                 Ok((index, page.next.is_none().then(|| listing_of(page.rows))))
             })
