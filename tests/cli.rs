@@ -828,6 +828,9 @@ fn a_dump_in_an_envelope_is_opened_with_the_key() {
     assert!(line.contains("unsupported cipher"), "{line}");
     let line = place.fails(&format!("load sqlite3://b.db {GOLDEN}/golden.json --encrypt-rsa-key {key}"));
     assert!(line.contains("open the encrypted dump"), "{line}");
+    std::fs::copy(place.path().join(object), place.path().join("v.json.gz")).expect("a copy");
+    let log = place.run("load sqlite3://b.db v.json.gz").log;
+    assert!(log.contains("opened with --encrypt-rsa-key"), "{log}");
 }
 
 #[test]
@@ -861,6 +864,10 @@ fn a_load_that_fails_says_where_and_leaves_nothing() {
     let full = place.command().args(["dump", "-q", "sqlite3://b.db"]).stdout(full()).output().expect("the binary runs");
     let log = String::from_utf8_lossy(&full.stderr).into_owned();
     assert!(full.status.code() == Some(1) && log.contains("write dump failed"), "{log}");
+    // A device is no file to put another one in the place of.
+    place.ok("dump sqlite3://b.db /dev/null");
+    use std::os::unix::fs::FileTypeExt as _;
+    assert!(std::fs::metadata("/dev/null").expect("a device").file_type().is_char_device());
     for nothing in ["x.json", "x.json.tmp", "nothing.db"] {
         assert!(!place.path().join(nothing).exists(), "{nothing}");
     }

@@ -1,7 +1,7 @@
 //! `dump META-URL [FILE]`: all metadata of a volume in a file, for a backup or for another engine (`spec/surface.md` 5.21).
 //!
 //! A file is written under a temporary name and renamed when it is whole. Without one the dump goes to standard output,
-//! and everything else to standard error.
+//! and everything else to standard error. What is there already and no file (a device, a pipe) is written to and stays.
 
 use super::{open, progress};
 use crate::base::{Errno, Ino, Outcome, Stop};
@@ -118,12 +118,19 @@ impl Work<'_> {
     }
 
     async fn into_file(&self, path: &Path, watch: &Watch) -> Outcome<Dumped> {
-        let mut name = path.file_name().unwrap_or_default().to_owned();
-        name.push(".tmp");
-        let temporary = path.with_file_name(name);
         let failed = |what: &'static str, error: std::io::Error| {
             crate::base::Fault::unavailable(what).with("path", path.display()).source(error)
         };
+        if std::fs::metadata(path).is_ok_and(|there| !there.is_file() && !there.is_dir()) {
+            let special = File::options().write(true).open(path);
+            let mut pipe = Pipe::new(Packing::of(path), special.map_err(|error| failed("open the file", error))?);
+            let dumped = self.dump(&mut pipe, watch).await?;
+            pipe.finish().await?;
+            return Ok(dumped);
+        }
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(".tmp");
+        let temporary = path.with_file_name(name);
         // It says who owns what, and may hold secrets.
         let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&temporary);
         let file = file.map_err(|error| failed("make the file of the dump", error))?;

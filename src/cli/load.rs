@@ -66,7 +66,12 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let Loaded { inodes, space } = match done {
         Ok(loaded) => loaded,
         Err(Stop::Errno(Errno::ECANCELED)) => bail!("interrupted: nothing was loaded"),
-        Err(stop) => return Err(stop).with_context(|| format!("load {place}")),
+        Err(stop) => {
+            if args.encrypt_rsa_key.is_none() && packing_is_wrong(&stop) {
+                tracing::warn!("is it a backup of an encrypted volume? Those are opened with --encrypt-rsa-key");
+            }
+            return Err(stop).with_context(|| format!("load {place}"));
+        }
     };
     let format = open::existing_format(&meta).await?;
     for secret in format.secrets_removed() {
@@ -74,6 +79,11 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     }
     tracing::info!("load metadata from {place} succeed ({inodes} inodes, {space} bytes)");
     Ok(())
+}
+
+/// The first bytes cannot be unpacked.
+fn packing_is_wrong(stop: &Stop) -> bool {
+    matches!(stop, Stop::Fault(fault) if fault.to_string().starts_with("read dump failed (corrupt): byte=0"))
 }
 
 /// The format document of a dump: of a volume that this build knows how to keep. Whether it may use it is asked when it

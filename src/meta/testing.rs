@@ -339,6 +339,10 @@ impl Engine for TestEngine {
         self.inner.name()
     }
 
+    fn changes_at_a_time(&self) -> usize {
+        self.inner.changes_at_a_time()
+    }
+
     fn lists_chunks_of_file(&self) -> bool {
         self.lists_chunks_of_file
     }

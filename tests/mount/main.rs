@@ -68,6 +68,7 @@ mod both;
 mod both_trees;
 mod cells;
 mod checksums;
+mod dumps;
 mod exerciser;
 mod faults;
 mod harness;

@@ -14,8 +14,7 @@ use bytes::Bytes;
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// Changes and their bytes in one commit. Some engines take no more at a time.
-const CHANGES_MAX: usize = 2000;
+/// Bytes of the changes in one commit.
 const BYTES_MAX: usize = 1 << 20;
 /// Tries of one commit, and the pause between them.
 const TRIES_MAX: u32 = 10;
@@ -135,7 +134,7 @@ impl<'a> Loader<'a> {
     /// Commits once enough is gathered. `phase` and `done` tell of the progress.
     pub async fn go_on(&mut self, phase: &'static str, done: u64) -> Outcome<()> {
         let gathered = self.changes.len() + self.attrs.len() + self.references.len();
-        if gathered >= CHANGES_MAX || self.bytes >= BYTES_MAX {
+        if gathered >= self.engine.changes_at_a_time() || self.bytes >= BYTES_MAX {
             self.flush().await?;
         }
         self.course.step(phase, done)
@@ -150,10 +149,11 @@ impl<'a> Loader<'a> {
             false => Change::AddSliceRef { id, size, delta: count },
         }));
         // One long record must not drag a whole batch of them along.
+        let most = self.engine.changes_at_a_time().max(1);
         let mut rest = changes.into_iter().peekable();
         while rest.peek().is_some() {
             let (mut part, mut bytes) = (Vec::new(), 0);
-            while let Some(change) = rest.next_if(|_| part.len() < CHANGES_MAX && bytes < BYTES_MAX) {
+            while let Some(change) = rest.next_if(|_| part.len() < most && bytes < BYTES_MAX) {
                 bytes += weight(&change);
                 part.push(change);
             }

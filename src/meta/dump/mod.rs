@@ -27,6 +27,8 @@ pub mod json_load;
 mod loader;
 mod messages;
 mod pull;
+#[cfg(test)]
+mod scale_tests;
 mod seen;
 pub mod stream;
 #[cfg(test)]

@@ -91,6 +91,10 @@ impl Engine for FaultEngine {
         self.inner.name()
     }
 
+    fn changes_at_a_time(&self) -> usize {
+        self.inner.changes_at_a_time()
+    }
+
     fn lists_chunks_of_file(&self) -> bool {
         self.inner.lists_chunks_of_file()
     }

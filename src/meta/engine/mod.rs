@@ -251,6 +251,12 @@ pub trait Engine: Send + Sync + 'static {
         true
     }
 
+    /// How many changes one commit takes, for those who put together as many as they like. An engine whose commits are
+    /// smaller says so.
+    fn changes_at_a_time(&self) -> usize {
+        2000
+    }
+
     /// Makes the store ready to hold a volume: schema and initial counters. Nothing is lost if it already does.
     async fn prepare(&self) -> EngineResult<()>;
 
