@@ -873,6 +873,28 @@ fn a_load_that_fails_says_where_and_leaves_nothing() {
     }
 }
 
+/// A pipe that nobody writes to is left at once, and so is one that nobody reads.
+#[test]
+fn interrupted_dumps_and_loads_leave_nothing() {
+    use std::process::Stdio;
+    let place = Place::new();
+    place.ok(&format!("load sqlite3://a.db {GOLDEN}/golden.json"));
+    let mut load = place.command();
+    load.args(["load", "sqlite3://b.db"]).stdin(Stdio::piped()).stderr(Stdio::piped()).stdout(Stdio::null());
+    let mut load = load.spawn().expect("the binary runs");
+    let mut input = load.stdin.take().expect("a pipe");
+    let golden = std::fs::read(format!("{GOLDEN}/golden.json")).expect("the golden dump");
+    std::io::Write::write_all(&mut input, &golden[..5000]).expect("half of it");
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    // SAFETY: the process is a child that was not waited for.
+    unsafe { libc::kill(load.id() as i32, libc::SIGINT) };
+    let ended = outcome(load.wait_with_output().expect("it ends"));
+    assert!(ended.code == 1 && ended.log.contains("interrupted: nothing was loaded"), "{}", ended.log);
+    assert!(ended.log.contains("what had been loaded was removed again"), "{}", ended.log);
+    drop(input);
+    place.ok(&format!("load sqlite3://b.db {GOLDEN}/golden.json"));
+}
+
 fn full() -> std::fs::File {
     std::fs::File::options().write(true).open("/dev/full").expect("a device that is full")
 }

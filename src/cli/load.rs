@@ -5,7 +5,7 @@ use crate::base::{Errno, Fault, Stop};
 use crate::buf::{Budget, Payload, Pool};
 use crate::config::seal::{Secret, data_key_passphrase};
 use crate::config::volume::VolumeFormat;
-use crate::meta::dump::stream::Packing;
+use crate::meta::dump::stream::{Ahead, Packing};
 use crate::meta::dump::{Loaded, binary_load, json_load};
 use crate::object::Envelope;
 use anyhow::{Context as _, bail};
@@ -54,13 +54,21 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     if let Some(format) = open::stored_format(&meta).await? {
         bail!("database {uri} is used by volume {}", format.name);
     }
-    let mut input = opened(&args, args.file.as_deref())?;
+    let input = opened(&args, args.file.as_deref())?;
     let place = args.file.as_ref().map_or("STDIN".into(), |file| format!("\"{}\"", file.display()));
     let admitted = |document: &[u8]| -> Result<Bytes, Fault> { admit(document).map(|format| format.to_json().into()) };
     let engine = &**meta.engine();
-    let done = progress::watched(async |watch| match args.binary {
-        true => binary_load::load(engine, &mut input, &admitted, &watch.course()).await,
-        false => json_load::load(engine, &mut input, &admitted, &watch.course()).await,
+    let mut input = Some(input);
+    let done = progress::watched(async |watch| {
+        let ahead = |input| Ahead::new(input, watch.stop.clone());
+        let opened = input.take().context("the dump is read once").and_then(|input| Ok(ahead(input)?));
+        let mut input = opened.map_err(|error| Fault::unavailable("read dump").source(error))?;
+        let done = match args.binary {
+            true => binary_load::load(engine, &mut input, &admitted, &watch.course()).await,
+            false => json_load::load(engine, &mut input, &admitted, &watch.course()).await,
+        };
+        // That it was stopped may be seen first by whoever waited for the next bytes.
+        done.map_err(|stop| if watch.stop.is_stopped() { Errno::ECANCELED.into() } else { stop })
     })
     .await?;
     let Loaded { inodes, space } = match done {

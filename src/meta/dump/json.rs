@@ -3,6 +3,7 @@
 //! The tree is walked with a stack of open directories, so it may be as deep as it likes. A directory's entries are in
 //! the order of their names and nodes carry no trace of the engine, so the same tree is the same text on each of them.
 
+use super::seen::Seen;
 use super::text::{escape, json_string};
 use super::tree::{Listing, NODES_AT_A_TIME, Node, Tree};
 use super::{Course, DumpOptions, Dumped, Out, PAGE_RECORDS, Pages, Sink};
@@ -39,6 +40,7 @@ pub async fn dump(engine: &dyn Engine, options: &DumpOptions, sink: &mut dyn Sin
         tree: Tree::new(engine, options.threads),
         out: Out::new(sink),
         rules: rules(engine).await?,
+        directories: Seen::default(),
         course,
         dumped: Dumped::default(),
     };
@@ -84,6 +86,8 @@ struct Writer<'a> {
     tree: Tree<'a>,
     out: Out<'a>,
     rules: HashMap<u32, AclRule>,
+    /// Written already: one that is moved meanwhile is met again, and nothing is loaded that has it twice.
+    directories: Seen,
     course: &'a Course,
     dumped: Dumped,
 }
@@ -224,10 +228,8 @@ impl Writer<'_> {
 
     /// Writes the object of a directory with everything below it.
     async fn tree_of(&mut self, ino: Ino, top: Node) -> Outcome<()> {
-        // A directory that is its own ancestor is damage, and no dump of it would end.
         let mut stack: Vec<Open> = Vec::new();
-        let mut path: std::collections::HashSet<Ino> = [ino].into();
-        let mut inodes = vec![ino];
+        self.directories.insert(ino.0);
         self.node(ino, &top, 1);
         stack.push(self.open(ino, top).await?);
         while let Some(open) = stack.last_mut() {
@@ -245,22 +247,22 @@ impl Writer<'_> {
                 self.indent(2 * depth - 1);
                 self.out.text("}");
                 stack.pop();
-                inodes.pop().map(|ino| path.remove(&ino));
                 continue;
             };
+            let ino = open.listing.ino(index);
+            if node.attr.is_dir() && !self.directories.insert(ino.0) {
+                let name = open.listing.name(index).escape_ascii();
+                tracing::warn!(%name, %ino, "left out: a directory that was dumped already; it was moved meanwhile");
+                continue;
+            }
             self.out.text(if open.first { "\n" } else { ",\n" });
             open.first = false;
             self.indent(2 * depth + 1);
             self.out.put(b"\"");
             escape(&mut self.out.gathered, open.listing.name(index));
             self.out.text("\": ");
-            let ino = open.listing.ino(index);
             self.node(ino, &node, 2 * depth + 1);
             if node.attr.is_dir() {
-                if !path.insert(ino) {
-                    return Err(circle(ino));
-                }
-                inodes.push(ino);
                 let open = self.open(ino, node).await?;
                 stack.push(open);
             } else {
@@ -401,11 +403,6 @@ pub(super) async fn sustained_of(engine: &dyn Engine, session: SessionId) -> Out
     inodes.sort_unstable();
     inodes.dedup();
     Ok(inodes)
-}
-
-fn circle(ino: Ino) -> crate::base::Stop {
-    let why = "a directory lies inside of itself; `fsck --repair` mends that";
-    Fault::corrupt("dump metadata").with("inode", ino).source(why).into()
 }
 
 /// `"attr": {…}`, on one line. The parent follows from the tree, and so does the length of what is no file.

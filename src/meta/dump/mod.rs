@@ -8,8 +8,8 @@
 //! Nothing here knows an engine: a dump asks for records, and [`loader`] commits batches of them. Memory is bounded by
 //! the largest directory and not by the volume; what must be remembered of every node is one bit ([`seen`]).
 //!
-//! A dump of a volume in use is of no single moment: what moves meanwhile may be in it twice or not at all. It can be
-//! loaded all the same, for the tree is checked while it is read.
+//! A dump of a volume in use is of no single moment: what moves meanwhile may be in it twice or not at all. As JSON it can
+//! be loaded all the same, for everything is counted anew; of the binary form `fsck` tells what does not fit together.
 //!
 //! A load that fails leaves no volume behind. The format document is written last, so no client takes half a volume for
 //! a whole one, and what was written before is removed again.

@@ -8,8 +8,8 @@ use std::io::Read;
 const STRING_BYTES_MAX: usize = 1 << 20;
 /// The format document; it may hold a key and a Kerberos configuration.
 const DOCUMENT_BYTES_MAX: usize = 4 << 20;
-/// Levels of a value that is passed over.
-const SKIPPED_LEVELS_MAX: usize = 512;
+/// Levels of a value that is passed over, at a byte each: it may be a whole tree.
+const SKIPPED_LEVELS_MAX: usize = 1 << 21;
 const BUFFER_BYTES: usize = 64 << 10;
 
 /// A reader of one document. It is used like a cursor: `object` enters an object, `key` moves to its next key or
@@ -375,7 +375,7 @@ mod tests {
             let error = with(text, |pull| pull.skip().and_then(|()| pull.end())).unwrap_err().to_string();
             assert!(error.contains(why) && error.contains("byte="), "{text}: {error}");
         }
-        let deep = "[".repeat(1000);
+        let deep = "[".repeat(SKIPPED_LEVELS_MAX + 1);
         assert!(with(&deep, |pull| pull.skip()).unwrap_err().to_string().contains("levels"));
         let error = with("\n\n  {\"a\": 300}", |pull| {
             pull.object()?;

@@ -3,9 +3,11 @@
 
 use super::Sink;
 use crate::base::Fault;
+use crate::util::task::StopSignal;
 use async_trait::async_trait;
 use std::io::{self, BufReader, Read, Write};
 use std::path::Path;
+use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -43,6 +45,59 @@ impl Packing {
             Packing::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(packed)),
             Packing::Zstd => Box::new(zstd::Decoder::with_buffer(packed)?),
         })
+    }
+}
+
+/// Reads ahead in a thread of its own, so that whoever waits for a slow file (a pipe, a file system that is away) can be
+/// stopped, and unpacking goes on while records are committed.
+pub struct Ahead {
+    pieces: std::sync::mpsc::Receiver<io::Result<Vec<u8>>>,
+    piece: io::Cursor<Vec<u8>>,
+    stop: StopSignal,
+}
+
+/// Between two looks at the signal.
+const LOOK: Duration = Duration::from_millis(100);
+
+impl Ahead {
+    pub fn new(mut from: Box<dyn Read + Send>, stop: StopSignal) -> io::Result<Ahead> {
+        let (sender, pieces) = std::sync::mpsc::sync_channel(QUEUED_MAX);
+        std::thread::Builder::new().name("read dump".into()).spawn(move || {
+            loop {
+                let mut piece = Vec::new();
+                let read = from.by_ref().take(READ_BYTES as u64).read_to_end(&mut piece).map(|_| piece);
+                let last = !matches!(&read, Ok(piece) if !piece.is_empty());
+                // Nobody listens any more: the load has ended.
+                if sender.send(read).is_err() || last {
+                    return;
+                }
+            }
+        })?;
+        Ok(Ahead { pieces, piece: io::Cursor::default(), stop })
+    }
+}
+
+impl Read for Ahead {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        use std::sync::mpsc::RecvTimeoutError::{Disconnected, Timeout};
+        loop {
+            let count = self.piece.read(out)?;
+            if count > 0 || out.is_empty() {
+                return Ok(count);
+            }
+            match self.pieces.recv_timeout(LOOK) {
+                Ok(piece) => {
+                    let piece = piece?;
+                    if piece.is_empty() {
+                        return Ok(0);
+                    }
+                    self.piece = io::Cursor::new(piece);
+                }
+                Err(Disconnected) => return Ok(0),
+                Err(Timeout) if self.stop.is_stopped() => return Err(io::Error::other("told to stop")),
+                Err(Timeout) => {}
+            }
+        }
     }
 }
 
@@ -172,6 +227,22 @@ mod tests {
                 assert!(cut.is_err(), "{name} is cut");
             }
         }
+    }
+
+    /// A pipe to which nobody writes.
+    #[test]
+    fn who_waits_for_a_slow_file_can_be_stopped() {
+        let (stopper, stop) = crate::util::task::stop_signal();
+        let mut ahead = Ahead::new(Box::new(io::Cursor::new(vec![7; 600_000])), stop.clone()).unwrap();
+        let mut read = Vec::new();
+        ahead.read_to_end(&mut read).unwrap();
+        assert!(read == vec![7; 600_000] && ahead.read(&mut [0]).unwrap() == 0);
+        let (silent, _held) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut ahead = Ahead::new(Box::new(silent), stop).unwrap();
+        let waiting = std::thread::spawn(move || ahead.read(&mut [0; 10]));
+        std::thread::sleep(Duration::from_millis(50));
+        stopper.stop();
+        assert!(waiting.join().unwrap().unwrap_err().to_string().contains("told to stop"));
     }
 
     struct Full;

@@ -320,7 +320,6 @@ async fn what_cannot_be_is_refused_with_its_reason() {
         JSON.replacen(from, to, 1)
     };
     for (text, why) in [
-        (changed("\"inode\":3,", "\"inode\":2,"), "the directory 2 is there twice"),
         (changed("\"inode\":3,", "\"inode\":0,"), "cannot have the number 0"),
         (changed("\"inode\":3,", "\"inode\":1,"), "cannot have the number 1"),
         (changed("\"inode\":3,", "\"inode\":9223372036854775807,"), "cannot have the number"),
@@ -349,6 +348,49 @@ async fn what_cannot_be_is_refused_with_its_reason() {
         assert!(said.contains(why) || at == 4, "{why}: {said}");
     }
     assert!(engine.holds_the_same_as(&MemEngine::default()));
+}
+
+/// As dumps of volumes in use may have it.
+#[tokio::test]
+async fn a_directory_that_is_there_twice_is_loaded_once() {
+    for (from, to) in
+        [("\"inode\":3,", "\"inode\":2,"), ("\"inode\":6,", "\"inode\":3,"), ("\"inode\":3,", "\"inode\":6,")]
+    {
+        let engine = Store::new().await.engine().await;
+        load_json(&*engine, JSON.replacen(from, to, 1).as_bytes()).await.unwrap();
+        assert_clean(&*engine).await;
+    }
+    // And such a volume is dumped so that it can be loaded.
+    let meta = volume().await;
+    let node = NewNode { kind: Kind::Directory, mode: 0o755, umask: 0, rdev: 0, target: None };
+    let name = |text: &str| Name::entry(text.as_bytes()).unwrap();
+    let dir = meta.create(&Caller::root(), Ino::ROOT, &name("a"), &node).await.unwrap().ino;
+    let below = meta.create(&Caller::root(), dir, &name("b"), &node).await.unwrap().ino;
+    let again = |parent, text, ino| {
+        let dentry = crate::meta::record::Dentry { kind: Kind::Directory, ino };
+        Change::Put(Key::Dentry(parent, name(text)), Record::Dentry(dentry))
+    };
+    commit(&**meta.engine(), vec![again(below, "circle", dir), again(Ino::ROOT, "z", below)]).await;
+    let text = json_of(&**meta.engine(), &options(b"{}".to_vec())).await;
+    assert!(!text.contains("circle") && !text.contains("\"z\""), "{text}");
+    let engine = Store::new().await.engine().await;
+    assert_eq!(load_json(&*engine, text.as_bytes()).await.unwrap().inodes, 2);
+    assert_clean(&*engine).await;
+}
+
+/// A commit that may have been applied is not made twice.
+#[tokio::test]
+async fn a_lost_reply_ends_a_load_and_nothing_stays() {
+    let store = Store::new().await;
+    let engine = store.lossy_engine().await;
+    for _ in 0..3 {
+        let lost = load_json(&*engine, JSON.as_bytes()).await;
+        let there = outside(engine.read(&[Key::Setting, Key::Attr(Ino(7))]).await).unwrap();
+        match lost {
+            Ok(_) => panic!("it cannot be known that it was loaded"),
+            Err(_) => assert_eq!(there, [None, None]),
+        }
+    }
 }
 
 /// Neither the stack nor the memory may depend on the depth of a tree.
