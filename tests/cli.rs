@@ -893,6 +893,33 @@ fn interrupted_dumps_and_loads_leave_nothing() {
     assert!(ended.log.contains("what had been loaded was removed again"), "{}", ended.log);
     drop(input);
     place.ok(&format!("load sqlite3://b.db {GOLDEN}/golden.json"));
+
+    // A pipe that is full already.
+    let mut dump = place.command();
+    dump.args(["dump", "sqlite3://a.db"]).stdout(Stdio::from(full_pipe())).stderr(Stdio::piped());
+    let dump = dump.spawn().expect("the binary runs");
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    // SAFETY: as above.
+    unsafe { libc::kill(dump.id() as i32, libc::SIGINT) };
+    let ended = outcome(dump.wait_with_output().expect("it ends"));
+    assert!(ended.code == 1 && ended.log.contains("interrupted: no dump was made"), "{}", ended.log);
+}
+
+/// The writing end of a pipe that takes nothing any more; its reading end lives on.
+fn full_pipe() -> std::os::fd::OwnedFd {
+    let (read, write) = std::io::pipe().expect("a pipe");
+    std::mem::forget(read);
+    let mut filling = std::fs::File::from(std::os::fd::OwnedFd::from(write.try_clone().expect("a second end")));
+    // SAFETY: the descriptor is open; only its flags are changed, and changed back.
+    let blocking = |on: bool| unsafe {
+        let flags = libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&write), libc::F_GETFL);
+        let flags = if on { flags & !libc::O_NONBLOCK } else { flags | libc::O_NONBLOCK };
+        libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&write), libc::F_SETFL, flags)
+    };
+    blocking(false);
+    while std::io::Write::write(&mut filling, &[0; 4096]).is_ok() {}
+    blocking(true);
+    write.into()
 }
 
 fn full() -> std::fs::File {

@@ -66,9 +66,19 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         threads: usize::from(args.threads),
     };
     let work = Work { meta: &meta, options: &options, binary: args.binary };
-    let done = progress::watched(async |watch| match &args.file {
-        Some(file) => work.into_file(file, watch).await,
-        None => work.into_standard_output(watch).await,
+    let done = progress::watched(async |watch| {
+        let dumping = async {
+            match &args.file {
+                Some(file) => work.into_file(file, watch).await,
+                None => work.into_standard_output(watch).await,
+            }
+        };
+        tokio::select! {
+            biased;
+            done = dumping => done,
+            // It may wait for somebody to read what it writes.
+            () = watch.stop.stopped() => Err(Errno::ECANCELED.into()),
+        }
     })
     .await?;
     let dumped = match done {
@@ -111,7 +121,7 @@ struct Work<'a> {
 
 impl Work<'_> {
     async fn into_standard_output(&self, watch: &Watch) -> Outcome<Dumped> {
-        let mut pipe = Pipe::new(Packing::Plain, std::io::stdout());
+        let mut pipe = Pipe::new(Packing::Plain, std::io::stdout())?;
         let dumped = self.dump(&mut pipe, watch).await?;
         pipe.finish().await?;
         Ok(dumped)
@@ -123,7 +133,7 @@ impl Work<'_> {
         };
         if std::fs::metadata(path).is_ok_and(|there| !there.is_file() && !there.is_dir()) {
             let special = File::options().write(true).open(path);
-            let mut pipe = Pipe::new(Packing::of(path), special.map_err(|error| failed("open the file", error))?);
+            let mut pipe = Pipe::new(Packing::of(path), special.map_err(|error| failed("open the file", error))?)?;
             let dumped = self.dump(&mut pipe, watch).await?;
             pipe.finish().await?;
             return Ok(dumped);
@@ -135,7 +145,7 @@ impl Work<'_> {
         let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&temporary);
         let file = file.map_err(|error| failed("make the file of the dump", error))?;
         let unfinished = Unfinished(&temporary);
-        let mut pipe = Pipe::new(Packing::of(path), file);
+        let mut pipe = Pipe::new(Packing::of(path), file)?;
         let dumped = self.dump(&mut pipe, watch).await?;
         let file = pipe.finish().await?;
         file.sync_all().map_err(|error| failed("write dump", error))?;

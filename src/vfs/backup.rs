@@ -133,7 +133,7 @@ impl Backup {
             threads: THREADS,
         };
         let course = Course { tell: Arc::new(|_, _| ()), stop: stop.clone() };
-        let mut pipe = Pipe::new(Packing::Gzip, Vec::new());
+        let mut pipe = Pipe::new(Packing::Gzip, Vec::new())?;
         json::dump(engine, &options, &mut pipe, &course).await?;
         Ok(pipe.finish().await?)
     }

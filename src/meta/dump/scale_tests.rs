@@ -115,7 +115,7 @@ async fn dumps_at_scale() {
         let options =
             DumpOptions { setting: b"{\"DirStats\":true}".to_vec(), top: Ino::ROOT, skip_trash: false, threads: 10 };
         let (before, began) = (peak_bytes(), Instant::now());
-        let mut pipe = Pipe::new(packing, File::create(&path).unwrap());
+        let mut pipe = Pipe::new(packing, File::create(&path).unwrap()).unwrap();
         let dumped = match packing {
             Packing::Plain => binary::dump(&*engine, &options, &mut pipe, &course()).await.unwrap(),
             _ => json::dump(&*engine, &options, &mut pipe, &course()).await.unwrap(),

@@ -8,8 +8,7 @@ use async_trait::async_trait;
 use std::io::{self, BufReader, Read, Write};
 use std::path::Path;
 use std::time::Duration;
-use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
+use tokio::sync::{mpsc, oneshot};
 
 /// How the bytes lie in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,23 +139,29 @@ impl<W: Write> Packer<W> {
     }
 }
 
-/// A thread that packs and writes. Without `finish` what was written is half a file.
+/// A thread that packs and writes. Without `finish` what was written is half a file. Nobody waits for a thread that was
+/// left in the middle of it, as by a pipe that nobody reads.
 pub struct Pipe<W> {
     pieces: Option<mpsc::Sender<Vec<u8>>>,
-    thread: Option<JoinHandle<io::Result<W>>>,
+    written: Option<oneshot::Receiver<io::Result<W>>>,
 }
 
 impl<W: Write + Send + 'static> Pipe<W> {
-    pub fn new(packing: Packing, out: W) -> Pipe<W> {
+    pub fn new(packing: Packing, out: W) -> Result<Pipe<W>, Fault> {
         let (pieces, mut queue) = mpsc::channel::<Vec<u8>>(QUEUED_MAX);
-        let thread = tokio::task::spawn_blocking(move || {
+        let (tell, written) = oneshot::channel();
+        let work = move || {
             let mut packer = Packer::new(packing, out)?;
             while let Some(piece) = queue.blocking_recv() {
                 packer.write(&piece)?;
             }
             packer.finish()
-        });
-        Pipe { pieces: Some(pieces), thread: Some(thread) }
+        };
+        let thread = std::thread::Builder::new().name("write dump".into());
+        // Whoever asked may be gone.
+        let thread = thread.spawn(move || drop(tell.send(work())));
+        thread.map_err(|error| Fault::unavailable("write dump").source(error))?;
+        Ok(Pipe { pieces: Some(pieces), written: Some(written) })
     }
 
     /// Waits for everything to be written; answers where it went.
@@ -167,10 +172,10 @@ impl<W: Write + Send + 'static> Pipe<W> {
 
     async fn ended(&mut self) -> Result<W, Fault> {
         let failed = || Fault::unavailable("write dump");
-        match self.thread.take() {
-            Some(thread) => match thread.await {
+        match self.written.take() {
+            Some(written) => match written.await {
                 Ok(written) => written.map_err(|error| failed().source(error)),
-                Err(error) => Err(failed().source(error)),
+                Err(_) => Err(failed().source("the writer broke off")),
             },
             None => Err(failed().source("it has failed before")),
         }
@@ -212,7 +217,7 @@ mod tests {
         let pieces: Vec<Vec<u8>> = (0..20u8).map(|n| vec![n; 50_000]).collect();
         for (name, packing) in ALL {
             assert_eq!(Packing::of(Path::new(name)), packing, "{name}");
-            let mut pipe = Pipe::new(packing, Vec::new());
+            let mut pipe = Pipe::new(packing, Vec::new()).unwrap();
             for piece in &pieces {
                 pipe.take(piece.clone()).await.unwrap();
             }
@@ -259,7 +264,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_full_disk_is_told() {
-        let mut pipe = Pipe::new(Packing::Plain, Full);
+        let mut pipe = Pipe::new(Packing::Plain, Full).unwrap();
         let mut failed = None;
         for _ in 0..20 {
             if let Err(fault) = pipe.take(vec![0; 1000]).await {
