@@ -726,3 +726,202 @@ fn tools_refuse_what_makes_no_sense_in_one_sentence() {
     }
     assert!(!place.path().join("nothing.db").exists(), "a mistake leaves nothing behind");
 }
+
+/// One volume of the peer in its own forms, as the tests of the library have it.
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/meta/dump/golden");
+
+#[test]
+fn a_volume_moves_by_way_of_dumps_in_every_form() {
+    let place = Place::new();
+    let loaded = place.run(&format!("load sqlite3://a.db {GOLDEN}/golden.json"));
+    assert_eq!(loaded.code, 0, "{}", loaded.log);
+    assert!(loaded.log.contains("<WARNING>: the secret key was removed from the dump"), "{}", loaded.log);
+    assert!(loaded.log.contains("succeed (21 inodes, 157569024 bytes)"), "{}", loaded.log);
+    let golden = std::fs::read_to_string(format!("{GOLDEN}/golden.json")).expect("the golden dump");
+    assert!(place.ok("dump -q sqlite3://a.db") == golden, "standard output is the dump and nothing else");
+    for (number, (file, option)) in [
+        ("v.json", ""),
+        ("v.json.gz", ""),
+        ("v.json.zstd", "--threads 1 --fast"),
+        ("v.bin", "--binary"),
+        ("v.bin.gz", "--binary"),
+        ("v.bin.zst", "--binary"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let dumped = place.run(&format!("dump sqlite3://a.db {file} {option}"));
+        assert_eq!(dumped.code, 0, "{}", dumped.log);
+        assert!(dumped.log.contains(&format!("Dump metadata into \"{file}\" succeed")), "{}", dumped.log);
+        let binary = if option == "--binary" { option } else { "" };
+        place.ok(&format!("load sqlite3://b{number}.db {file} {binary}"));
+        assert!(place.ok(&format!("dump -q sqlite3://b{number}.db")) == golden, "{file}");
+    }
+    let left: Vec<_> =
+        std::fs::read_dir(place.path()).expect("a directory").map(|e| e.expect("an entry").path()).collect();
+    assert!(left.iter().all(|path| path.extension().is_none_or(|extension| extension != "tmp")), "{left:?}");
+
+    let table = place.ok("load v.bin --binary --stat");
+    assert!(table.starts_with("Backup Version: 1\n") && table.contains("\nnode      | 23 "), "{table}");
+    assert!(place.ok("load v.bin --binary --stat --offset -1").contains("\nformat    | 1         | 0\n"));
+    let part = place.ok("dump -q sqlite3://a.db --subdir /a/b --skip-trash");
+    assert!(part.contains("\"hl\"") && !part.contains("\"multi\"") && !part.contains("\"Trash\""), "{part}");
+}
+
+#[test]
+fn a_dump_is_read_from_standard_input() {
+    let place = Place::new();
+    let mut load = place.command();
+    load.args(["load", "sqlite3://a.db"]).stdin(std::fs::File::open(format!("{GOLDEN}/golden.json")).expect("a dump"));
+    let loaded = outcome(load.output().expect("the binary runs"));
+    assert!(loaded.code == 0 && loaded.log.contains("load metadata from STDIN succeed"), "{}", loaded.log);
+}
+
+#[test]
+fn secrets_stay_out_of_dumps_unless_they_are_asked_for() {
+    let place = Place::new();
+    let key = concat!(env!("CARGO_MANIFEST_DIR"), "/src/object/envelope/testkeys/rsa-pkcs8.pem");
+    let made = place.format(&format!("--secret-key hunter2 --session-token hunter3 --encrypt-rsa-key {key}"));
+    assert_eq!(made.code, 0, "{}", made.log);
+    let dumped = place.run("dump sqlite3://meta.db v.json");
+    assert!(
+        dumped.log.contains("the secret key, session token of the volume is left out of the dump"),
+        "{}",
+        dumped.log
+    );
+    let text = std::fs::read_to_string(place.path().join("v.json")).expect("the dump");
+    assert_eq!(text.matches("\"removed\"").count(), 2, "the key of the data stays, sealed: {text}");
+    let left_out = place.run("dump sqlite3://meta.db v.bin --binary");
+    assert!(left_out.log.contains("encryption key"), "{}", left_out.log);
+    let loaded = place.run("load sqlite3://b.db v.bin --binary");
+    for secret in ["secret key", "session token", "encryption key"] {
+        assert!(
+            loaded.log.contains(&format!("the {secret} was removed from the dump; please set it")),
+            "{}",
+            loaded.log
+        );
+    }
+    let line = place.fails("fsck sqlite3://b.db");
+    assert!(line.contains("was removed when it was dumped"), "{line}");
+    place.ok("dump sqlite3://meta.db kept.json --keep-secret-key");
+    place.ok("load sqlite3://c.db kept.json");
+    place.ok("fsck sqlite3://c.db");
+    for log in [dumped.log, left_out.log, loaded.log, text] {
+        assert!(!log.contains("hunter"), "{log}");
+    }
+    use std::os::unix::fs::PermissionsExt as _;
+    let mode = std::fs::metadata(place.path().join("kept.json")).expect("the dump").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "whoever reads it can use the store");
+}
+
+/// As an automatic backup of an encrypted volume lies in the store.
+#[test]
+fn a_dump_in_an_envelope_is_opened_with_the_key() {
+    let place = Place::new();
+    let key = concat!(env!("CARGO_MANIFEST_DIR"), "/src/object/envelope/testkeys/rsa-pkcs8.pem");
+    assert_eq!(place.format(&format!("--encrypt-rsa-key {key}")).code, 0);
+    // The volume's first object is in an envelope of its own; what it holds is no dump, but it is opened.
+    let object = "objects/vol/juicefs_uuid";
+    let line = place.fails(&format!("load sqlite3://b.db {object} --encrypt-rsa-key {key}"));
+    assert!(line.contains("an object is expected here"), "{line}");
+    let line = place.fails(&format!("load sqlite3://b.db {object} --encrypt-rsa-key {key} --encrypt-algo rot13"));
+    assert!(line.contains("unsupported cipher"), "{line}");
+    let line = place.fails(&format!("load sqlite3://b.db {GOLDEN}/golden.json --encrypt-rsa-key {key}"));
+    assert!(line.contains("open the encrypted dump"), "{line}");
+    std::fs::copy(place.path().join(object), place.path().join("v.json.gz")).expect("a copy");
+    let log = place.run("load sqlite3://b.db v.json.gz").log;
+    assert!(log.contains("opened with --encrypt-rsa-key"), "{log}");
+}
+
+#[test]
+fn a_load_that_fails_says_where_and_leaves_nothing() {
+    let place = Place::new();
+    assert_eq!(place.format("").code, 0);
+    let line = place.fails(&format!("load sqlite3://meta.db {GOLDEN}/golden.json"));
+    assert!(line.contains("database sqlite3://") && line.contains("is used by volume vol"), "{line}");
+    let golden = std::fs::read(format!("{GOLDEN}/golden.json")).expect("the golden dump");
+    std::fs::write(place.path().join("cut.json"), &golden[..9000]).expect("a file");
+    let outcome = place.run("load sqlite3://b.db cut.json");
+    let line = outcome.log.lines().last().unwrap_or_default();
+    assert!(outcome.code == 1 && line.contains("byte=9000, line=") && line.contains("ends"), "{line}");
+    assert!(outcome.log.contains("what had been loaded was removed again"), "{}", outcome.log);
+    place.ok(&format!("load sqlite3://b.db {GOLDEN}/golden.json"));
+    for (words, why) in [
+        ("dump sqlite3://nothing.db x.json", "database is not formatted"),
+        ("dump sqlite3://b.db x.json --subdir /no/such", "/no/such: no such file or directory"),
+        ("dump sqlite3://b.db x.json --subdir /multi", "/multi is not a directory"),
+        ("dump sqlite3://b.db no/such/x.json", "make the file of the dump"),
+        ("dump sqlite3://b.db /dev/full/x", "make the file of the dump"),
+        ("dump sqlite3://b.db x.json --threads 0", "0 is not in 1..=1000"),
+        ("load sqlite3://c.db no.json", "failed to open file no.json"),
+        ("load sqlite3://c.db cut.json --binary", "this is no binary dump"),
+        ("load cut.json --stat", "please add `--binary`"),
+        ("load sqlite3://c.db cut.json --encrypt-rsa-key no.pem", "load key from path no.pem"),
+    ] {
+        let line = place.fails(words);
+        assert!(line.contains("<FATAL>") && line.contains(why), "{words}: {line}");
+    }
+    let full = place.command().args(["dump", "-q", "sqlite3://b.db"]).stdout(full()).output().expect("the binary runs");
+    let log = String::from_utf8_lossy(&full.stderr).into_owned();
+    assert!(full.status.code() == Some(1) && log.contains("write dump failed"), "{log}");
+    // A device is no file to put another one in the place of.
+    place.ok("dump sqlite3://b.db /dev/null");
+    use std::os::unix::fs::FileTypeExt as _;
+    assert!(std::fs::metadata("/dev/null").expect("a device").file_type().is_char_device());
+    for nothing in ["x.json", "x.json.tmp", "nothing.db"] {
+        assert!(!place.path().join(nothing).exists(), "{nothing}");
+    }
+}
+
+/// A pipe that nobody writes to is left at once, and so is one that nobody reads.
+#[test]
+fn interrupted_dumps_and_loads_leave_nothing() {
+    use std::process::Stdio;
+    let place = Place::new();
+    place.ok(&format!("load sqlite3://a.db {GOLDEN}/golden.json"));
+    let mut load = place.command();
+    load.args(["load", "sqlite3://b.db"]).stdin(Stdio::piped()).stderr(Stdio::piped()).stdout(Stdio::null());
+    let mut load = load.spawn().expect("the binary runs");
+    let mut input = load.stdin.take().expect("a pipe");
+    let golden = std::fs::read(format!("{GOLDEN}/golden.json")).expect("the golden dump");
+    std::io::Write::write_all(&mut input, &golden[..5000]).expect("half of it");
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    // SAFETY: the process is a child that was not waited for.
+    unsafe { libc::kill(load.id() as i32, libc::SIGINT) };
+    let ended = outcome(load.wait_with_output().expect("it ends"));
+    assert!(ended.code == 1 && ended.log.contains("interrupted: nothing was loaded"), "{}", ended.log);
+    assert!(ended.log.contains("what had been loaded was removed again"), "{}", ended.log);
+    drop(input);
+    place.ok(&format!("load sqlite3://b.db {GOLDEN}/golden.json"));
+
+    // A pipe that is full already.
+    let mut dump = place.command();
+    dump.args(["dump", "sqlite3://a.db"]).stdout(Stdio::from(full_pipe())).stderr(Stdio::piped());
+    let dump = dump.spawn().expect("the binary runs");
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    // SAFETY: as above.
+    unsafe { libc::kill(dump.id() as i32, libc::SIGINT) };
+    let ended = outcome(dump.wait_with_output().expect("it ends"));
+    assert!(ended.code == 1 && ended.log.contains("interrupted: no dump was made"), "{}", ended.log);
+}
+
+/// The writing end of a pipe that takes nothing any more; its reading end lives on.
+fn full_pipe() -> std::os::fd::OwnedFd {
+    let (read, write) = std::io::pipe().expect("a pipe");
+    std::mem::forget(read);
+    let mut filling = std::fs::File::from(std::os::fd::OwnedFd::from(write.try_clone().expect("a second end")));
+    // SAFETY: the descriptor is open; only its flags are changed, and changed back.
+    let blocking = |on: bool| unsafe {
+        let flags = libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&write), libc::F_GETFL);
+        let flags = if on { flags & !libc::O_NONBLOCK } else { flags | libc::O_NONBLOCK };
+        libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&write), libc::F_SETFL, flags)
+    };
+    blocking(false);
+    while std::io::Write::write(&mut filling, &[0; 4096]).is_ok() {}
+    blocking(true);
+    write.into()
+}
+
+fn full() -> std::fs::File {
+    std::fs::File::options().write(true).open("/dev/full").expect("a device that is full")
+}

@@ -11,6 +11,7 @@ pub mod config;
 pub mod control;
 pub mod daemon;
 pub mod destroy;
+pub mod dump;
 pub mod format;
 pub mod fsck;
 pub mod fstab;
@@ -19,6 +20,7 @@ pub mod fuzz;
 pub mod gc;
 pub mod helper;
 pub mod info;
+pub mod load;
 pub mod mount;
 pub mod open;
 pub mod options;
@@ -109,6 +111,10 @@ enum Command {
     Rmr(rmr::Args),
     /// Bring back what lies in the trash
     Restore(restore::Args),
+    /// Write the metadata of a volume into a file
+    Dump(dump::Args),
+    /// Load a dump into an empty metadata engine
+    Load(load::Args),
     /// Show the version
     Version,
 }
@@ -209,6 +215,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Compact(args) => compact::run(args)?,
         Command::Rmr(args) => rmr::run(args)?,
         Command::Restore(args) => block_on(restore::run(args))?,
+        Command::Dump(args) => block_on(dump::run(args))?,
+        Command::Load(args) => block_on(load::run(args))?,
         Command::Version => println!("sluice {}", version_text()),
     }
     Ok(ExitCode::SUCCESS)

@@ -228,6 +228,15 @@ fn registry(request: &MountRequest, client: &Client) -> Arc<Registry> {
         .read("used_space", "Used space of the volume in bytes.", Gauge, &[], move || Some(meta.usage().space as f64));
     let meta = client.vfs.meta().clone();
     registry.read("used_inodes", "Nodes of the volume.", Gauge, &[], move || Some(meta.usage().inodes as f64));
+    if let Some(news) = &client.backups {
+        let (success, duration) = (news.clone(), news.clone());
+        registry.read("last_successful_backup", "Unix time of the last metadata backup.", Gauge, &[], move || {
+            Some(success.last_success.load(Ordering::Relaxed) as f64)
+        });
+        registry.read("last_backup_duration", "Seconds the last metadata backup took.", Gauge, &[], move || {
+            Some(duration.last_duration_ms.load(Ordering::Relaxed) as f64 / 1000.0)
+        });
+    }
     let vfs = client.vfs.clone();
     registry.read("fuse_open_handlers", "Open handles.", Gauge, &[], move || Some(vfs.open_handles() as f64));
     let data = client.vfs.data().clone();

@@ -363,16 +363,10 @@ impl ClientSettings {
                 "tag is not in this build yet, and going on without it would not be what was asked for",
             ));
         }
-        let defaults = ClientSettings::default();
         let without_effect = [
             ("consul", self.consul.is_some(), "nothing is registered"),
             ("open-cache", !self.open_cache.is_zero(), "attributes are asked for at each open"),
             ("sort-dir", self.sort_dir, "listings come in the order of the metadata engine"),
-            (
-                "backup-meta",
-                self.backup_meta != defaults.backup_meta && !self.backup_meta.is_zero(),
-                "no metadata backups are made",
-            ),
         ];
         for (option, given, instead) in without_effect {
             if given {

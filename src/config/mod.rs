@@ -6,6 +6,7 @@
 //! in a sentence that names the option and the value. Nothing here opens a connection.
 
 pub mod client;
+pub mod dumped;
 pub mod effective;
 pub mod seal;
 pub mod units;

@@ -376,7 +376,7 @@ impl VolumeFormat {
         Redacted(self)
     }
 
-    fn object(&self, redact: bool) -> Map<String, Value> {
+    pub(super) fn object(&self, redact: bool) -> Map<String, Value> {
         let secret = |s: &Secret| json!(if redact && !s.is_empty() { REMOVED } else { s.expose() });
         let tiers: Map<String, Value> = self
             .tiers

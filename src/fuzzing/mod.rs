@@ -58,6 +58,8 @@ harnesses! {
     zstd: objects::zstd, objects::zstd_bodies;
     sealed_object: crate::object::envelope::fuzz::object, crate::object::envelope::fuzz::objects;
     private_key: crate::object::envelope::fuzz::key, crate::object::envelope::fuzz::keys;
+    json_dump: crate::meta::dump::fuzz::json, crate::meta::dump::fuzz::json_dumps;
+    binary_dump: crate::meta::dump::fuzz::binary, crate::meta::dump::fuzz::binary_dumps;
     cache_file: crate::cache::fuzz::file, crate::cache::fuzz::files;
     block_name: objects::block_name, objects::block_names;
     bucket_url: objects::bucket_url, objects::bucket_urls;

@@ -11,6 +11,7 @@ pub mod check;
 mod conformance;
 #[cfg(test)]
 mod damage_tests;
+pub mod dump;
 pub mod engine;
 pub mod format;
 pub mod ids;

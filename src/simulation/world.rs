@@ -195,6 +195,8 @@ impl World {
             skip_dir_mtime: self.plan.skip_dir_mtime,
             // Who asks here remembers nothing, so that every answer has to be true when it is given.
             attr_cache: Duration::ZERO,
+            // The models know of no other objects than blocks.
+            backup_meta: Duration::ZERO,
             ..ClientSettings::default()
         }
     }

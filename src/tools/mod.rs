@@ -120,6 +120,18 @@ pub struct Watch {
 }
 
 impl Watch {
+    /// The same for dumps, which are made below this layer.
+    pub fn course(&self) -> crate::meta::dump::Course {
+        let progress = self.progress.clone();
+        let tell = Arc::new(move |phase, done| {
+            if progress.now().0 != phase {
+                progress.phase(phase);
+            }
+            progress.add(done);
+        });
+        crate::meta::dump::Course { tell, stop: self.stop.clone() }
+    }
+
     /// ECANCELED once the tool was told to stop.
     fn go_on(&self) -> Outcome<()> {
         if self.stop.is_stopped() { Err(Errno::ECANCELED.into()) } else { Ok(()) }

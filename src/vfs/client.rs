@@ -3,6 +3,7 @@
 //!
 //! Closing drains: what was written is flushed, background jobs end, and the session is taken out of the volume.
 
+use super::backup::{Backup, BackupNews};
 use super::engines::open_engine;
 use super::{Vfs, VfsSettings};
 use crate::base::{Errno, Fault, Ino, Outcome, SliceId, Stop};
@@ -139,6 +140,8 @@ pub struct Client {
     pub vfs: Arc<Vfs>,
     pub format: VolumeFormat,
     pub objects: Stack,
+    /// When this client makes backups of the metadata.
+    pub backups: Option<Arc<BackupNews>>,
     tasks: Tasks,
     gone: watch::Receiver<bool>,
 }
@@ -292,6 +295,7 @@ impl Client {
         );
         let (exit, gone) = watch::channel(false);
         let mut tasks = Tasks::default();
+        let mut backups = None;
         let (uuid, heartbeat) = (format.uuid.clone(), settings.heartbeat);
         tasks.spawn(Arc::new(Heartbeat { meta: meta.clone(), vfs: Arc::downgrade(&vfs), uuid, heartbeat, exit }));
         if !settings.read_only {
@@ -305,9 +309,20 @@ impl Client {
                 for job in meta.background_jobs(remover, heartbeat, max_deletes) {
                     tasks.spawn(job);
                 }
+                if !settings.backup_meta.is_zero() {
+                    let news = backups.insert(Arc::new(BackupNews::default())).clone();
+                    let (store, interval) = (objects.store.clone(), settings.backup_meta);
+                    tasks.spawn(Arc::new(Backup {
+                        meta,
+                        store,
+                        interval,
+                        skip_trash: settings.backup_skip_trash,
+                        news,
+                    }));
+                }
             }
         }
-        Ok(Client { vfs, format, objects, tasks, gone })
+        Ok(Client { vfs, format, objects, backups, tasks, gone })
     }
 
     /// Becomes ready when the volume is not ours to serve any more: destroyed, or replaced by another one.

@@ -10,6 +10,7 @@
 
 pub mod ahead;
 pub mod atime;
+pub mod backup;
 pub mod client;
 pub mod compact;
 pub mod control;

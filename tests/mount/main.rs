@@ -86,6 +86,7 @@ mod both;
 mod both_trees;
 mod cells;
 mod checksums;
+mod dumps;
 mod exerciser;
 mod failover;
 mod faults;
