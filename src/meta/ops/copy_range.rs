@@ -191,7 +191,7 @@ impl Meta {
         let len = if src == dst { self.before_end(src, src_off, len).await? } else { len };
         // Each chunk counts on both sides, and leaves room for as many references.
         let most = self.engine().batch_max();
-        let step_max = STEP_BYTES_MAX.min((most / 4).max(1) as u64 * CHUNK_BYTES);
+        let step_max = STEP_BYTES_MAX.min(CHUNK_BYTES.saturating_mul((most / 4).max(1) as u64));
         while copied < len {
             let step = (len - copied).min(step_max);
             let op = CopyRange {

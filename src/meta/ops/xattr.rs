@@ -27,6 +27,8 @@ struct SetXattr<'a> {
     name: &'a Name,
     value: &'a Bytes,
     how: XattrMode,
+    /// The engine can store it.
+    storable: bool,
 }
 
 impl Operation for SetXattr<'_> {
@@ -41,6 +43,7 @@ impl Operation for SetXattr<'_> {
             (XattrMode::Create, Some(_)) => return Err(Errno::EEXIST.into()),
             (XattrMode::Replace, None) => return Err(Errno::ENODATA.into()),
             (_, Some(present)) if present == self.value => return Ok(()),
+            _ if !self.storable => return Err(Errno::EINVAL.into()),
             _ => {}
         }
         tx.change(Change::Put(Key::Xattr(self.ino, self.name.clone()), Record::Bytes(self.value.clone())));
@@ -104,11 +107,9 @@ impl Meta {
         if value.len() > XATTR_BYTES_MAX {
             return Err(Errno::ERANGE.into());
         }
-        if value.is_empty() && !self.engine().stores_empty_values() {
-            return Err(Errno::EINVAL.into());
-        }
         self.writable()?;
-        self.run(&SetXattr { ino, name: &name, value: &Bytes::copy_from_slice(value), how }).await
+        let storable = !value.is_empty() || self.engine().stores_empty_values();
+        self.run(&SetXattr { ino, name: &name, value: &Bytes::copy_from_slice(value), how, storable }).await
     }
 
     /// The names of a node's extended attributes, those of its ACLs last.

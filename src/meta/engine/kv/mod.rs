@@ -302,7 +302,10 @@ impl Engine for KvEngine {
     }
 
     fn batch_max(&self) -> usize {
-        self.0.kv.operations_max().saturating_sub(BESIDE_LIST)
+        match self.0.kv.operations_max() {
+            usize::MAX => usize::MAX,
+            most => most.saturating_sub(BESIDE_LIST),
+        }
     }
 
     /// The two counters that a fresh volume of the peer has as well.
@@ -385,7 +388,7 @@ impl EngineTxn for KvEngineTxn {
         if usage::wanted(keys) {
             self.shared.flush_usage().await?;
         }
-        let wants: BTreeSet<Want> = keys.iter().flat_map(wants_of).chain(keys.iter().filter_map(likely)).collect();
+        let wants: BTreeSet<Want> = keys.iter().flat_map(wants_of).chain(keys.iter().flat_map(likely)).collect();
         let wants: Vec<Want> = wants.into_iter().collect();
         let loaded = self.txn.read(&wants).await?;
         let records = self.shared.records(keys, &loaded)?;
@@ -402,10 +405,12 @@ impl EngineTxn for KvEngineTxn {
 }
 
 /// What a commit will want that its operation does not load: who asks for an entry in a transaction is about to make or
-/// remove one, which counts in the statistics of its directory. It spares a trip and costs the store a key.
-fn likely(key: &Key) -> Option<Want> {
-    match key {
-        Key::Dentry(dir, _) => wants_of(&Key::DirStat(*dir)).next(),
-        _ => None,
-    }
+/// remove one, which changes the directory (whose attributes may be known, and are guarded then) and its statistics. It
+/// spares a trip and costs the store two keys.
+fn likely(key: &Key) -> impl Iterator<Item = Want> + use<> {
+    let keys = match key {
+        Key::Dentry(dir, _) => vec![Key::Attr(*dir), Key::DirStat(*dir)],
+        _ => Vec::new(),
+    };
+    keys.into_iter().flat_map(|key| wants_of(&key).collect::<Vec<_>>())
 }
