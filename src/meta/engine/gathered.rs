@@ -8,23 +8,74 @@
 //! What a client reads outside of transactions contains what it has gathered. What others see is a second late, and a
 //! client that is killed takes up to a second of its changes with it; `fsck --repair` counts anew. They are figures: limits
 //! that are checked against them are near, not exact (`meta::usage`).
+//!
+//! Road not taken: many counters per volume, added up by readers. Nobody contends for them, but the peer would neither read
+//! nor keep them.
 
 use super::{Batch, Change, EngineError, EngineResult};
 use crate::meta::record::{Counter, Key, Record};
 use parking_lot::Mutex;
+use std::sync::Weak;
 use std::time::Duration;
 
 /// How long what was gathered stays in memory. The peer's interval.
-pub const FLUSH_EVERY: Duration = Duration::from_secs(1);
+const FLUSH_EVERY: Duration = Duration::from_secs(1);
 
 const COUNTERS: [Counter; 2] = [Counter::UsedSpace, Counter::TotalInodes];
 
 /// What this client has added to each of the counters and not stored yet.
 type Sums = [i64; COUNTERS.len()];
 
-/// Where counters are stored.
-pub trait AddsToCounters: Sync {
+/// An engine that gathers.
+pub trait Gathers: Send + Sync + 'static {
+    fn gathered(&self) -> &Gathered;
+
+    /// Adds to a stored counter, in a transaction of its own.
     fn add(&self, counter: Counter, delta: i64) -> impl Future<Output = EngineResult<()>> + Send;
+
+    /// Whatever else is to be done every second.
+    fn tidy(&self) {}
+}
+
+/// Flushes every second while the engine lives. Whoever drops the last clone has called `sync` before.
+pub fn flush_while_alive(engine: Weak<impl Gathers>) {
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(FLUSH_EVERY).await;
+            let Some(engine) = engine.upgrade() else { return };
+            engine.tidy();
+            if let Err(error) = flush(&*engine).await {
+                // The outage has its own line in the log, and the sums stay here.
+                tracing::debug!("the usage of the volume could not be stored: {error:?}");
+            }
+        }
+    });
+}
+
+/// Stores what was gathered. When it is not known whether that happened, it counts as done: a figure that is off by a
+/// second of one client, once per lost reply, is not worth counting something twice for.
+pub async fn flush(engine: &impl Gathers) -> EngineResult<()> {
+    let gathered = engine.gathered();
+    if *gathered.sums.lock() == Sums::default() {
+        return Ok(());
+    }
+    let _moving = gathered.moving.write().await;
+    for (at, counter) in COUNTERS.into_iter().enumerate() {
+        let sum = gathered.sums.lock()[at];
+        if sum == 0 {
+            continue;
+        }
+        match engine.add(counter, sum).await {
+            Ok(()) => {}
+            Err(EngineError::Undetermined(fault)) => {
+                tracing::debug!("the usage of the volume was stored without a reply: {fault}");
+            }
+            Err(error) => return Err(error),
+        }
+        let mut sums = gathered.sums.lock();
+        sums[at] = sums[at].saturating_sub(sum);
+    }
+    Ok(())
 }
 
 #[derive(Default)]
@@ -88,30 +139,5 @@ impl Gathered {
                 _ => {}
             }
         }
-    }
-
-    /// Stores what was gathered. When it is not known whether that happened, it counts as
-    /// done: a figure that is off by a second of one client, once per lost reply, is not worth counting something twice for.
-    pub async fn flush(&self, store: &impl AddsToCounters) -> EngineResult<()> {
-        if *self.sums.lock() == Sums::default() {
-            return Ok(());
-        }
-        let _moving = self.moving.write().await;
-        for (at, counter) in COUNTERS.into_iter().enumerate() {
-            let sum = self.sums.lock()[at];
-            if sum == 0 {
-                continue;
-            }
-            match store.add(counter, sum).await {
-                Ok(()) => {}
-                Err(EngineError::Undetermined(fault)) => {
-                    tracing::debug!("the usage of the volume was stored without a reply: {fault}");
-                }
-                Err(error) => return Err(error),
-            }
-            let mut sums = self.sums.lock();
-            sums[at] = sums[at].saturating_sub(sum);
-        }
-        Ok(())
     }
 }

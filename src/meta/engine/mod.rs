@@ -10,7 +10,7 @@
 
 pub mod counting;
 pub mod fault;
-#[cfg(any(feature = "mysql", feature = "postgres"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "etcd", feature = "tikv"))]
 pub mod gathered;
 #[cfg(any(feature = "etcd", feature = "tikv"))]
 pub mod kv;

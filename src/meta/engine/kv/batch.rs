@@ -11,8 +11,9 @@ use super::codec::{self, Place};
 use super::view::{Undecodable, View, Want, wants_of};
 use crate::base::slice::SLICE_RECORD_BYTES;
 use crate::base::{Attr, Fault, Ino, Slice};
+use crate::meta::engine::gathered::is_gathered;
 use crate::meta::engine::{Batch, Change, Committed, EngineError, EngineResult, Guard};
-use crate::meta::record::{Counter, DirStat, FlockHolder, Key, PlockHolder, Quota, QuotaOwner, Record};
+use crate::meta::record::{DirStat, FlockHolder, Key, PlockHolder, Quota, QuotaOwner, Record};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What to write: keys and their new values, `None` for removals.
@@ -25,22 +26,6 @@ pub(super) struct Decision {
     pub checks: BTreeSet<Want>,
     pub writes: Writes,
     pub committed: Committed,
-}
-
-/// Whether a batch says something of the volume's usage beside adding to it. Then it means the stored numbers, and all
-/// that it does to them belongs to the transaction.
-pub(super) fn names_usage(batch: &Batch) -> bool {
-    let is_usage = |key: &Key| matches!(key, Key::Counter(counter) if is_gathered(*counter));
-    batch.guards.iter().any(|guard| is_usage(&guard.key()))
-        || batch.changes.iter().any(|change| match change {
-            Change::Put(key, _) | Change::Delete(key) => is_usage(key),
-            _ => false,
-        })
-}
-
-/// Counters whose changes are gathered; see `super::usage`.
-pub(super) fn is_gathered(counter: Counter) -> bool {
-    matches!(counter, Counter::UsedSpace | Counter::TotalInodes)
 }
 
 /// What has to be read before the batch can be worked out. `whole`: gathered counters are part of it.

@@ -3,7 +3,7 @@
 //!
 //! One engine over a narrow seam ([`Kv`]): read keys and ranges as one snapshot, and write some keys if others are still
 //! what they were. `codec` names keys and values, `view` holds what was read, `batch` works guards and changes out on
-//! it, `scan` pages through what there is, `usage` gathers the volume's counters; `etcd` and `tikv` are the back ends,
+//! it, `scan` pages through what there is, `etcd` and `tikv` are the back ends,
 //! and each decides how it finds out that a key has changed (revisions; locks and timestamps).
 //!
 //! **A commit** takes what its transaction has loaded, reads what is missing (in one trip, or none), checks the guards
@@ -19,7 +19,7 @@
 //! who creates in it reads and whoever removes it deletes.
 //!
 //! **Usage of the volume** (`UsedSpace`, `TotalInodes`) is not part of a commit: a key that every commit writes would let
-//! one commit through at a time. See `usage`. Statistics of a directory and quotas stay in the transaction: they are
+//! one commit through at a time. See [`super::gathered`]. Statistics of a directory and quotas stay in the transaction: they are
 //! contended only by those who change the same directory, and are exact so.
 //!
 //! **Size**: a store takes so many keys in one transaction ([`Kv::operations_max`]: 128 on etcd). A batch that is larger
@@ -37,9 +37,9 @@ mod scan;
 pub mod tests;
 #[cfg(feature = "tikv")]
 pub mod tikv;
-mod usage;
 mod view;
 
+use super::gathered::{Gathered, Gathers, flush, flush_while_alive, is_named_by, wanted};
 use super::{Batch, Committed, Cursor, Engine, EngineError, EngineResult, EngineTxn, Page, PlusPage, Scan};
 use crate::base::{Fault, Ino};
 use crate::meta::record::{Counter, Key, Record};
@@ -50,7 +50,6 @@ use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use usage::Gathered;
 use view::{View, Want, wants_of};
 
 /// A commit whose keys keep changing gives up this long after the first time, and lets the operation decide anew.
@@ -139,7 +138,7 @@ impl KvEngine {
     fn new(kv: Arc<dyn Kv>) -> KvEngine {
         let queues = std::array::from_fn(|_| tokio::sync::Mutex::default());
         let shared = Arc::new(Shared { kv, usage: Gathered::default(), queues });
-        usage::flush_while_alive(Arc::downgrade(&shared));
+        flush_while_alive(Arc::downgrade(&shared));
         KvEngine(shared)
     }
 }
@@ -154,7 +153,7 @@ impl Shared {
 
     /// Works the batch out and has it written, again while what it looks at keeps changing.
     async fn commit(&self, mut txn: Box<dyn KvTxn>, mut view: View, batch: &Batch) -> EngineResult<Committed> {
-        let whole = batch::names_usage(batch);
+        let whole = is_named_by(batch);
         let wants = batch::wants(batch, whole);
         let mut place = None;
         // Two commits that overlap and change the same node cannot both go through. Whoever finds the line empty tries
@@ -291,6 +290,16 @@ fn pause(tries: u32) -> Duration {
     Duration::from_micros(crate::util::rng::random_range(0..=ceiling.as_micros() as u64))
 }
 
+impl Gathers for Shared {
+    fn gathered(&self) -> &Gathered {
+        &self.usage
+    }
+
+    async fn add(&self, counter: Counter, delta: i64) -> EngineResult<()> {
+        self.change_counter(counter, |stored| Some(stored.unwrap_or(0).saturating_add(delta))).await.map(drop)
+    }
+}
+
 #[async_trait]
 impl Engine for KvEngine {
     fn name(&self) -> &'static str {
@@ -318,17 +327,16 @@ impl Engine for KvEngine {
     }
 
     async fn read(&self, keys: &[Key]) -> EngineResult<Vec<Option<Record>>> {
-        let wants = usage::wanted(keys);
+        let wants = wanted(keys);
         let _still = match wants {
             true => Some(self.0.usage.still().await),
             false => None,
         };
-        let pending = self.0.usage.pending();
         let all: Vec<Want> = keys.iter().flat_map(wants_of).collect();
         let view = self.0.kv.read(&all).await?;
         let mut records = self.0.records(keys, &view)?;
         if wants {
-            usage::add_pending(keys, &mut records, pending);
+            self.0.usage.add_to(keys, &mut records);
         }
         Ok(records)
     }
@@ -362,7 +370,7 @@ impl Engine for KvEngine {
 
     /// The usage that was gathered; everything else is durable when its commit is answered.
     async fn sync(&self) -> EngineResult<()> {
-        self.0.flush_usage().await
+        flush(&*self.0).await
     }
 
     async fn erase(&self) -> EngineResult<()> {
@@ -385,8 +393,8 @@ impl EngineTxn for KvEngineTxn {
             return Ok(Vec::new());
         }
         // Who decides on the usage of the volume decides on what is stored.
-        if usage::wanted(keys) {
-            self.shared.flush_usage().await?;
+        if wanted(keys) {
+            flush(&*self.shared).await?;
         }
         let wants: BTreeSet<Want> = keys.iter().flat_map(wants_of).chain(keys.iter().flat_map(likely)).collect();
         let wants: Vec<Want> = wants.into_iter().collect();
@@ -397,8 +405,8 @@ impl EngineTxn for KvEngineTxn {
     }
 
     async fn commit(self: Box<Self>, batch: Batch) -> EngineResult<Committed> {
-        if batch::names_usage(&batch) {
-            self.shared.flush_usage().await?;
+        if is_named_by(&batch) {
+            flush(&*self.shared).await?;
         }
         self.shared.commit(self.txn, self.view, &batch).await
     }

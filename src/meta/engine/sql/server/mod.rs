@@ -38,7 +38,7 @@ use super::records::{counter_name, counter_shift};
 use super::schema;
 use super::texts::Texts;
 use crate::base::{Fault, FaultKind, Ino, Name};
-use crate::meta::engine::gathered::{AddsToCounters, FLUSH_EVERY, Gathered, is_named_by, wanted};
+use crate::meta::engine::gathered::{Gathered, Gathers, flush, flush_while_alive, is_named_by, wanted};
 use crate::meta::engine::{
     Batch, Committed, Cursor, Engine, EngineError, EngineResult, EngineTxn, Looked, Page, PlusPage, Scan,
 };
@@ -47,7 +47,7 @@ use async_trait::async_trait;
 use driver::{Driver, Failed};
 use script::Script;
 use std::path::PathBuf;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 /// Which database it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,21 +156,6 @@ impl ServerEngine {
     }
 }
 
-/// Flushes the usage every second while the engine lives. Whoever drops the last clone has called `sync` before.
-fn flush_while_alive(engine: Weak<Shared>) {
-    tokio::spawn(async move {
-        loop {
-            tokio::time::sleep(FLUSH_EVERY).await;
-            let Some(engine) = engine.upgrade() else { return };
-            engine.driver.tidy();
-            if let Err(error) = engine.flush_usage().await {
-                // The outage has its own line in the log, and the sums stay here.
-                tracing::debug!("the usage of the volume could not be stored: {error:?}");
-            }
-        }
-    });
-}
-
 /// Of a request that changes nothing.
 fn read_error(failed: Failed, attempted: &'static str) -> EngineError {
     match failed {
@@ -202,10 +187,6 @@ impl Shared {
 
     fn fault(&self, kind: FaultKind, attempted: &'static str) -> Fault {
         self.driver.fault(kind, attempted)
-    }
-
-    async fn flush_usage(&self) -> EngineResult<()> {
-        self.usage.flush(self).await
     }
 
     /// A transaction of its own; answers the stored number afterwards.
@@ -255,7 +236,15 @@ impl Shared {
     }
 }
 
-impl AddsToCounters for Shared {
+impl Gathers for Shared {
+    fn gathered(&self) -> &Gathered {
+        &self.usage
+    }
+
+    fn tidy(&self) {
+        self.driver.tidy();
+    }
+
     async fn add(&self, counter: Counter, delta: i64) -> EngineResult<()> {
         self.add_counter(counter, delta).await.map(drop)
     }
@@ -305,7 +294,7 @@ impl Engine for ServerEngine {
 
     /// The usage that was gathered; everything else is as durable as the server is when its commit is answered.
     async fn sync(&self) -> EngineResult<()> {
-        self.0.flush_usage().await
+        flush(&*self.0).await
     }
 
     async fn erase(&self) -> EngineResult<()> {
@@ -322,14 +311,14 @@ impl EngineTxn for ServerTxn {
     async fn load(&mut self, keys: &[Key]) -> EngineResult<Vec<Option<Record>>> {
         // Who decides on the usage of the volume decides on what is stored.
         if wanted(keys) {
-            self.0.flush_usage().await?;
+            flush(&*self.0).await?;
         }
         self.0.load(keys).await
     }
 
     async fn commit(self: Box<Self>, batch: Batch) -> EngineResult<Committed> {
         if is_named_by(&batch) {
-            self.0.flush_usage().await?;
+            flush(&*self.0).await?;
         }
         let committed = self.0.commit(&batch).await?;
         self.0.usage.committed(&batch.changes);
