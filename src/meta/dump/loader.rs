@@ -105,6 +105,18 @@ impl<'a> Loader<'a> {
     }
 
     pub fn put(&mut self, key: Key, record: Record) {
+        if let (Key::Xattr(ino, name), Record::Bytes(value)) = (&key, &record)
+            && value.is_empty()
+            && !self.engine.stores_empty_values()
+        {
+            let engine = self.engine.name();
+            tracing::warn!(
+                %ino,
+                "the extended attribute {:?} is empty, and {engine} stores no empty values: it is left out",
+                name.as_bytes().escape_ascii().to_string()
+            );
+            return;
+        }
         self.change(Change::Put(key, record));
     }
 

