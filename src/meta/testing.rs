@@ -1,6 +1,6 @@
 //! For unit tests: fresh volumes on the engine under test, which `SLUICE_TEST_META` names: `memory` (the default),
-//! `redis`, `sqlite`, `mysql`, `postgres`, `etcd` or `tikv`. What a test needs of an engine it asks for here, so that it
-//! runs on each of them;
+//! `redis`, `redis-cluster`, `redis-plain` (a server that takes no scripts), `sqlite`, `mysql`, `postgres`, `etcd` or
+//! `tikv`. What a test needs of an engine it asks for here, so that it runs on each of them;
 //! `engines_tests` sees to that.
 //!
 //! Redis is one server for the whole test process, without persistence, started at the first use and ended with the
@@ -25,6 +25,7 @@ use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use sluice_test_servers::mariadb::Mariadb;
 use sluice_test_servers::postgres::Postgres;
+use sluice_test_servers::redis as servers;
 pub use sluice_test_servers::{program, skip};
 use std::future::Future;
 use std::path::PathBuf;
@@ -70,6 +71,8 @@ enum Place {
     Memory(MemEngine),
     /// The URL of a database.
     Redis(String),
+    /// The same in a cluster, where the keys have a prefix.
+    RedisCluster(String),
     Sqlite(TempDir),
     /// The URL of a prefix.
     Etcd(String),
@@ -117,13 +120,17 @@ impl Store {
         Store(Arc::new(match engine_under_test().as_str() {
             "memory" => Place::Memory(MemEngine::default()),
             "redis" => Place::Redis(RedisServer::shared().await.next_database()),
+            "redis-cluster" => Place::RedisCluster(servers::Cluster::shared().next_url()),
+            "redis-plain" => Place::Redis(servers::Redis::shared_without_scripts().next_url()),
             "sqlite" => Place::Sqlite(tempfile::tempdir().expect("a temporary directory")),
             "mysql" => Place::Server(next_mysql()),
             "postgres" => Place::Server(next_postgres()),
             "etcd" => Place::Etcd(sluice_test_servers::etcd::Etcd::shared().next_url()),
             "tikv" => Place::Tikv(next_tikv_path()),
             other => {
-                panic!("{ENGINE_VARIABLE}={other}: it may be memory, redis, sqlite, mysql, postgres, etcd or tikv")
+                panic!(
+                    "{ENGINE_VARIABLE}={other}: it may be memory, redis, redis-cluster, redis-plain, sqlite, mysql, postgres, etcd or tikv"
+                )
             }
         }))
     }
@@ -162,7 +169,7 @@ impl Store {
     /// Where the bytes of the volume lie, for tests that damage them; `None` in memory.
     pub fn stored_bytes(&self) -> Option<StoredBytes> {
         match &*self.0 {
-            Place::Memory(_) | Place::Etcd(_) | Place::Tikv(_) => None,
+            Place::Memory(_) | Place::RedisCluster(_) | Place::Etcd(_) | Place::Tikv(_) => None,
             Place::Redis(url) => Some(StoredBytes::Redis(url.clone())),
             Place::Sqlite(dir) => Some(StoredBytes::Sqlite(dir.path().join(DATABASE))),
             Place::Server(_) => None,
@@ -179,7 +186,9 @@ impl Store {
         let inner: Arc<dyn Engine> = match &*self.0 {
             Place::Memory(engine) => Arc::new(engine.clone()),
             #[cfg(feature = "redis")]
-            Place::Redis(url) => super::engine::redis::RedisEngine::open(url).await.expect("the server of the tests"),
+            Place::Redis(url) | Place::RedisCluster(url) => {
+                super::engine::redis::RedisEngine::open(url).await.expect("the server of the tests")
+            }
             #[cfg(all(feature = "mysql", feature = "postgres"))]
             Place::Server(options) => Arc::new(ServerEngine::open(options).await.expect("the server of the tests")),
             #[cfg(feature = "sqlite")]

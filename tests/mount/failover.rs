@@ -5,6 +5,7 @@
 use crate::harness::{Engine, Mount, SLUICE, Store, Volume, program, ready, run, sh};
 use sluice_test_servers::etcd::Etcd;
 use sluice_test_servers::postgres::Postgres;
+use sluice_test_servers::redis::{Redis, Watched};
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::Path;
@@ -142,6 +143,25 @@ fn a_postgres_that_is_restarted_is_waited_for() {
             server.restart_after(AWAY);
             std::thread::sleep(CALM);
         }
+    });
+}
+
+/// What the master has acknowledged when it dies has to have reached a replica, which Redis promises nobody: its writes are
+/// paused for a moment before.
+#[test]
+fn a_redis_master_that_dies_under_sentinels_is_replaced() {
+    if !ready(&[&["fio"], &Redis::PROGRAMS[..]].concat()) {
+        return;
+    }
+    let mut watched = Watched::start(&["min-replicas-to-write 1", "min-replicas-max-lag 10"]);
+    let volume = volume_at(watched.url(1));
+    survives(&volume, || {
+        let master = watched.master();
+        watched.servers[master].run(&["CLIENT", "PAUSE", "20000", "WRITE"]);
+        std::thread::sleep(Duration::from_millis(500));
+        watched.servers[master].kill();
+        std::thread::sleep(Duration::from_secs(8));
+        // Nothing is asked of the sentinels meanwhile: this process has files open on the mount.
     });
 }
 

@@ -3,6 +3,7 @@
 use sluice_test_servers::etcd::Etcd;
 use sluice_test_servers::mariadb::Mariadb;
 use sluice_test_servers::postgres::Postgres;
+use sluice_test_servers::redis::Cluster;
 pub use sluice_test_servers::{free_port, program, skip};
 use std::fs::File;
 use std::net::{TcpListener, TcpStream};
@@ -30,16 +31,19 @@ pub enum Engine {
     Mariadb,
     Postgres,
     Etcd,
+    /// A volume of the three nodes that all tests share.
+    RedisCluster,
 }
 
 impl Engine {
-    pub const ALL: [Engine; 5] = [Engine::Sqlite, Engine::Redis, Engine::Mariadb, Engine::Postgres, Engine::Etcd];
+    pub const ALL: [Engine; 6] =
+        [Engine::Sqlite, Engine::Redis, Engine::Mariadb, Engine::Postgres, Engine::Etcd, Engine::RedisCluster];
 
     /// The programs it takes.
     pub fn programs(self) -> &'static [&'static str] {
         match self {
             Engine::Sqlite => &[],
-            Engine::Redis => &["redis-server", "redis-cli"],
+            Engine::Redis | Engine::RedisCluster => &["redis-server", "redis-cli"],
             Engine::Mariadb => &Mariadb::PROGRAMS,
             Engine::Postgres => &Postgres::PROGRAMS,
             Engine::Etcd => &Etcd::PROGRAMS,
@@ -226,6 +230,7 @@ impl Volume {
                 (server.url(&server.next_database()), None)
             }
             Engine::Etcd => (Etcd::shared().next_url(), None),
+            Engine::RedisCluster => (Cluster::shared().next_url(), None),
         };
         let unique = dir.path().file_name().expect("a name").to_string_lossy().to_lowercase();
         let name = format!("t{}", unique.chars().filter(char::is_ascii_alphanumeric).collect::<String>());

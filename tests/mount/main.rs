@@ -78,6 +78,11 @@ macro_rules! on_every_engine {
             fn etcd() {
                 run(Engine::Etcd);
             }
+
+            #[test]
+            fn redis_cluster() {
+                run(Engine::RedisCluster);
+            }
         })*
     };
 }

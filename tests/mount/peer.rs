@@ -242,6 +242,8 @@ layouts! {
     mariadb_from_the_peer: Mariadb, "none", PLAIN, false, 4096, &[], true;
     postgres_plain: Postgres, "none", PLAIN, false, 4096, &[], false;
     postgres_from_the_peer: Postgres, "none", PLAIN, false, 4096, &[], true;
+    redis_cluster_plain: RedisCluster, "none", PLAIN, false, 4096, &[], false;
+    redis_cluster_from_the_peer: RedisCluster, "none", PLAIN, false, 4096, &[], true;
     etcd_plain: Etcd, "none", PLAIN, false, 4096, &[], false;
     etcd_from_the_peer: Etcd, "none", PLAIN, false, 4096, &[], true;
     redis_sm4_with_an_sm2_key: Redis, "none", SM4, false, 4096, &[], false;

@@ -9,6 +9,7 @@ pub mod etcd;
 pub mod mariadb;
 pub mod postgres;
 mod process;
+pub mod redis;
 
 pub use process::{Kept, free_port, program, skip};
 
@@ -38,6 +39,25 @@ mod tests {
             server.execute(&name, "CREATE TABLE t (a INT); INSERT INTO t VALUES (5)");
             server.restart();
             assert_eq!(server.execute(&name, "SELECT a FROM t").trim(), "5");
+        }
+    }
+
+    #[test]
+    fn a_cluster_of_redis_moves_slots() {
+        if installed(&redis::Redis::PROGRAMS) {
+            let cluster = redis::Cluster::start(2, 1);
+            cluster.nodes[0].run(&["SET", "{3}key", "value"]);
+            cluster.move_slot(1584, 0, 1, std::time::Duration::ZERO);
+            assert_eq!(cluster.nodes[1].run(&["GET", "{3}key"]), "value");
+        }
+    }
+
+    #[test]
+    fn sentinels_know_the_master() {
+        if installed(&redis::Redis::PROGRAMS) {
+            let watched = redis::Watched::start(&[]);
+            assert_eq!(watched.master(), 0);
+            assert!(watched.servers[1].run(&["ROLE"]).starts_with("slave"));
         }
     }
 

@@ -26,6 +26,12 @@ impl Strings {
         Strings { bytes: Vec::with_capacity(bytes), ends: Vec::with_capacity(count) }
     }
 
+    /// Both as one.
+    fn push_joined(&mut self, prefix: &Prefix, string: &[u8]) {
+        self.bytes.extend_from_slice(prefix.as_bytes());
+        self.push(string);
+    }
+
     fn push(&mut self, string: &[u8]) {
         self.bytes.extend_from_slice(string);
         self.ends.push(self.bytes.len());
@@ -37,15 +43,24 @@ impl Strings {
 }
 
 /// One list of steps: checks or changes.
-struct Steps {
+pub(super) struct Steps {
+    prefix: Prefix,
     count: usize,
     keys: Strings,
     args: Strings,
 }
 
 impl Steps {
-    fn new() -> Steps {
-        Steps { count: 0, keys: Strings::with_capacity(128, 8), args: Strings::with_capacity(512, 32) }
+    fn new(prefix: Prefix) -> Steps {
+        Steps { prefix, count: 0, keys: Strings::with_capacity(128, 8), args: Strings::with_capacity(512, 32) }
+    }
+
+    pub(super) fn keys(&self) -> impl Iterator<Item = &[u8]> {
+        self.keys.iter()
+    }
+
+    pub(super) fn args(&self) -> impl Iterator<Item = &[u8]> {
+        self.args.iter()
     }
 
     fn op(&mut self, op: &[u8; 1]) -> &mut Steps {
@@ -55,7 +70,13 @@ impl Steps {
     }
 
     fn key(&mut self, key: impl AsRef<[u8]>) -> &mut Steps {
-        self.keys.push(key.as_ref());
+        self.keys.push_joined(&self.prefix, key.as_ref());
+        self
+    }
+
+    /// A key as a value.
+    fn key_arg(&mut self, key: &Text) -> &mut Steps {
+        self.args.push_joined(&self.prefix, key.as_bytes());
         self
     }
 
@@ -69,12 +90,6 @@ impl Steps {
     }
 }
 
-impl AsRef<[u8]> for Text {
-    fn as_ref(&self) -> &[u8] {
-        self.as_bytes()
-    }
-}
-
 /// The arguments behind the script's name: number of keys, keys, number of checks, checks, changes.
 pub(super) struct Encoded {
     checks: Steps,
@@ -84,9 +99,9 @@ pub(super) struct Encoded {
 }
 
 impl Encoded {
-    pub(super) fn new(batch: &Batch) -> EngineResult<Encoded> {
+    pub(super) fn new(batch: &Batch, prefix: Prefix) -> EngineResult<Encoded> {
         let vital = batch.changes.iter().any(is_vital);
-        let mut encoded = Encoded { checks: Steps::new(), changes: Steps::new(), vital };
+        let mut encoded = Encoded { checks: Steps::new(prefix), changes: Steps::new(prefix), vital };
         // Removals take no memory: one that comes first opens the way for the rest.
         if vital && !matches!(batch.changes.first(), Some(Change::Delete(_))) {
             // Its type is what the session's own record needs as well. No field is named so.
@@ -103,6 +118,14 @@ impl Encoded {
             encoded.change(change)?;
         }
         Ok(encoded)
+    }
+
+    pub(super) fn checks(&self) -> &Steps {
+        &self.checks
+    }
+
+    pub(super) fn changes(&self) -> &Steps {
+        &self.changes
     }
 
     /// EVALSHA with the hash of the script, or EVAL with its text.
@@ -398,7 +421,7 @@ impl Encoded {
     fn hold(&mut self, locked: Text, key: &Text, held: bool, last: bool) {
         if held || last {
             self.typed(&locked, "SCARD");
-            self.changes.op(if held { b"a" } else { b"r" }).key(locked).arg(key.as_bytes());
+            self.changes.op(if held { b"a" } else { b"r" }).key(locked).key_arg(key);
         }
     }
 }

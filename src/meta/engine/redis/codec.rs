@@ -112,11 +112,17 @@ pub(super) struct Text {
 }
 
 impl Text {
-    /// The longest: `c{u64}_{u32}`, `{u64}_{i64}`, `session{u64}`, an owner field, all below 48.
-    const MAX: usize = 48;
+    /// The longest: `c{u64}_{u32}`, `{u64}_{i64}`, `session{u64}`, an owner field, all below 48; and a prefix.
+    const MAX: usize = 64;
 
     pub(super) fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
+    }
+}
+
+impl AsRef<[u8]> for Text {
+    fn as_ref(&self) -> &[u8] {
+        self.as_bytes()
     }
 }
 
@@ -141,8 +147,55 @@ pub(super) use text;
 
 pub(super) fn format_text(arguments: std::fmt::Arguments<'_>) -> Text {
     let mut text = Text { bytes: [0; Text::MAX], len: 0 };
-    text.write_fmt(arguments).expect("names of keys and fields fit 48 bytes");
+    text.write_fmt(arguments).expect("names of keys and fields fit 64 bytes");
     text
+}
+
+/// What the keys of the volume begin with: nothing, or in a cluster `{db}`, a hash tag that keeps all of them in one slot.
+/// Names of keys inside of values (the members of `locked{sid}`) begin so too, fields never.
+#[derive(Clone, Copy)]
+pub(super) struct Prefix {
+    bytes: [u8; Prefix::MAX],
+    len: usize,
+}
+
+impl Prefix {
+    /// `{4294967295}`.
+    const MAX: usize = 12;
+    pub(super) const NONE: Prefix = Prefix { bytes: [0; Prefix::MAX], len: 0 };
+
+    pub(super) fn of_cluster(db: u32) -> Prefix {
+        let text = text!("{{{db}}}");
+        let mut prefix = Prefix { len: text.len, ..Prefix::NONE };
+        prefix.bytes[..text.len].copy_from_slice(text.as_bytes());
+        prefix
+    }
+
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    pub(super) fn key(&self, name: impl AsRef<[u8]>) -> Text {
+        let (name, mut text) = (name.as_ref(), Text { bytes: [0; Text::MAX], len: 0 });
+        text.len = self.len + name.len();
+        text.bytes[..self.len].copy_from_slice(self.as_bytes());
+        text.bytes[self.len..text.len].copy_from_slice(name);
+        text
+    }
+
+    /// The name of a stored key; nothing for the keys of others.
+    pub(super) fn strip<'a>(&self, key: &'a [u8]) -> Option<&'a [u8]> {
+        key.strip_prefix(self.as_bytes())
+    }
+
+    /// The slot of all the keys: CRC-16 of what stands between the braces.
+    pub(super) fn slot(&self) -> u16 {
+        let tag = self.as_bytes().get(1..self.len.saturating_sub(1)).unwrap_or_default();
+        let crc = tag.iter().fold(0u16, |crc, byte| {
+            (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| (crc << 1) ^ if crc >> 15 == 1 { 0x1021 } else { 0 })
+        });
+        crc % 16384
+    }
 }
 
 pub(super) fn attr_key(ino: Ino) -> Text {
@@ -310,49 +363,50 @@ pub(super) fn is_ours(name: &[u8]) -> bool {
 }
 
 /// Adds the commands that read one record.
-pub(super) fn wish(key: &Key, add: &mut impl FnMut(Cmd)) {
-    let get = |name: &[u8]| command("GET", &[name]);
+pub(super) fn wish(prefix: &Prefix, key: &Key, add: &mut impl FnMut(Cmd)) {
+    let keyed = |name: &str, key: &[u8], rest: &[&[u8]]| keyed(prefix, name, key, rest);
+    let get = |name: &[u8]| keyed("GET", name, &[]);
     match key {
         Key::Setting => add(get(SETTING.as_bytes())),
         Key::Counter(counter) => add(get(counter_name(*counter).as_bytes())),
         Key::Attr(ino) => add(get(attr_key(*ino).as_bytes())),
-        Key::Dentry(dir, name) => add(command("HGET", &[dir_key(*dir).as_bytes(), name.as_bytes()])),
-        Key::AnyDentry(dir) => add(command("HRANDFIELD", &[dir_key(*dir).as_bytes(), b"1", b"WITHVALUES"])),
+        Key::Dentry(dir, name) => add(keyed("HGET", dir_key(*dir).as_bytes(), &[name.as_bytes()])),
+        Key::AnyDentry(dir) => add(keyed("HRANDFIELD", dir_key(*dir).as_bytes(), &[b"1", b"WITHVALUES"])),
         Key::Symlink(ino) => add(get(symlink_key(*ino).as_bytes())),
-        Key::LinkParents(ino) => add(command("HGETALL", &[parents_key(*ino).as_bytes()])),
-        Key::Chunk(ino, index) => add(command("LRANGE", &[chunk_key(*ino, *index).as_bytes(), b"0", b"-1"])),
+        Key::LinkParents(ino) => add(keyed("HGETALL", parents_key(*ino).as_bytes(), &[])),
+        Key::Chunk(ino, index) => add(keyed("LRANGE", chunk_key(*ino, *index).as_bytes(), &[b"0", b"-1"])),
         Key::SliceRef(id, size) => {
-            add(command("HGET", &[SLICE_REFS.as_bytes(), slice_ref_field(*id, *size).as_bytes()]));
+            add(keyed("HGET", SLICE_REFS.as_bytes(), &[slice_ref_field(*id, *size).as_bytes()]));
         }
-        Key::Xattr(ino, name) => add(command("HGET", &[xattrs_key(*ino).as_bytes(), name.as_bytes()])),
-        Key::Xattrs(ino) => add(command("HGETALL", &[xattrs_key(*ino).as_bytes()])),
-        Key::AclRule(id) => add(command("HGET", &[ACL.as_bytes(), text!("{id}").as_bytes()])),
+        Key::Xattr(ino, name) => add(keyed("HGET", xattrs_key(*ino).as_bytes(), &[name.as_bytes()])),
+        Key::Xattrs(ino) => add(keyed("HGETALL", xattrs_key(*ino).as_bytes(), &[])),
+        Key::AclRule(id) => add(keyed("HGET", ACL.as_bytes(), &[text!("{id}").as_bytes()])),
         Key::DirStat(ino) => {
             for hash in [DIR_SPACE, DIR_LENGTH, DIR_INODES] {
-                add(command("HGET", &[hash.as_bytes(), text!("{ino}").as_bytes()]));
+                add(keyed("HGET", hash.as_bytes(), &[text!("{ino}").as_bytes()]));
             }
         }
         Key::Quota(owner) => {
             for hash in quota_hashes(*owner) {
-                add(command("HGET", &[hash.as_bytes(), text!("{}", quota_field(*owner)).as_bytes()]));
+                add(keyed("HGET", hash.as_bytes(), &[text!("{}", quota_field(*owner)).as_bytes()]));
             }
         }
         Key::Session(session) => {
             let field = text!("{session}");
-            add(command("ZSCORE", &[ALL_SESSIONS.as_bytes(), field.as_bytes()]));
-            add(command("HGET", &[SESSION_INFOS.as_bytes(), field.as_bytes()]));
+            add(keyed("ZSCORE", ALL_SESSIONS.as_bytes(), &[field.as_bytes()]));
+            add(keyed("HGET", SESSION_INFOS.as_bytes(), &[field.as_bytes()]));
         }
         Key::Sustained(session, ino) => {
-            add(command("SISMEMBER", &[sustained_key(*session).as_bytes(), text!("{ino}").as_bytes()]));
+            add(keyed("SISMEMBER", sustained_key(*session).as_bytes(), &[text!("{ino}").as_bytes()]));
         }
         Key::DeletedFile(ino, length) => {
-            add(command("ZSCORE", &[DELETED_FILES.as_bytes(), deleted_member(*ino, *length).as_bytes()]));
+            add(keyed("ZSCORE", DELETED_FILES.as_bytes(), &[deleted_member(*ino, *length).as_bytes()]));
         }
         Key::DelayedSlices(id, time) => {
-            add(command("HGET", &[DELAYED_SLICES.as_bytes(), delayed_field(*id, *time).as_bytes()]));
+            add(keyed("HGET", DELAYED_SLICES.as_bytes(), &[delayed_field(*id, *time).as_bytes()]));
         }
-        Key::Flocks(ino) => add(command("HGETALL", &[flocks_key(*ino).as_bytes()])),
-        Key::Plocks(ino) => add(command("HGETALL", &[plocks_key(*ino).as_bytes()])),
+        Key::Flocks(ino) => add(keyed("HGETALL", flocks_key(*ino).as_bytes(), &[])),
+        Key::Plocks(ino) => add(keyed("HGETALL", plocks_key(*ino).as_bytes(), &[])),
     }
 }
 
@@ -372,6 +426,21 @@ pub(super) fn command(name: &str, args: &[&[u8]]) -> Cmd {
     let mut cmd = Cmd::with_capacity(1 + args.len(), size);
     cmd.arg(name);
     for arg in args {
+        cmd.arg(arg);
+    }
+    cmd
+}
+
+/// A command on a key of the volume.
+pub(super) fn keyed(prefix: &Prefix, name: &str, key: &[u8], rest: &[&[u8]]) -> Cmd {
+    let size = name.len() + prefix.len + key.len() + rest.iter().map(|arg| arg.len()).sum::<usize>();
+    let mut cmd = Cmd::with_capacity(2 + rest.len(), size);
+    cmd.arg(name);
+    match prefix.len {
+        0 => cmd.arg(key),
+        _ => cmd.arg(prefix.key(key).as_bytes()),
+    };
+    for arg in rest {
         cmd.arg(arg);
     }
     cmd
@@ -604,6 +673,19 @@ mod tests {
         for foreign in ["sessionx", "locked", "k5", "cache:1", "i1:backup", "Setting", ""] {
             assert!(!is_ours(foreign.as_bytes()), "{foreign}");
         }
+    }
+
+    #[test]
+    fn a_prefix_is_a_hash_tag() {
+        let prefix = Prefix::of_cluster(3);
+        assert_eq!(prefix.key(attr_key(Ino(1))).as_bytes(), b"{3}i1");
+        assert_eq!(prefix.strip(b"{3}i1"), Some(&b"i1"[..]));
+        assert_eq!((prefix.strip(b"i1"), prefix.strip(b"{33}i1")), (None, None));
+        assert_eq!(Prefix::NONE.key("i1").as_bytes(), b"i1");
+        let longest = Prefix::of_cluster(u32::MAX).key(owner_field(SessionId(u64::MAX), u64::MAX));
+        assert!(longest.as_bytes().starts_with(b"{4294967295}18446744073709551615_"));
+        // As `CLUSTER KEYSLOT` has it.
+        assert_eq!([0, 3, 123_456_789].map(|db| Prefix::of_cluster(db).slot()), [13907, 1584, 12739]);
     }
 
     #[test]

@@ -3,21 +3,27 @@
 //! Reads are repeated on a new connection until their deadline. A commit is sent once: when its reply is lost it is
 //! `Undetermined`, for it may have been applied. Every wait ends: connecting, answering and backing off have bounds.
 //!
+//! Where another server may take over ([`super::route`]), a server that says that it cannot serve (it was demoted, its
+//! slot has moved) is left for the one that can, and a commit that it refused is sent to that.
+//!
 //! Road not taken: the crate's `ConnectionManager`. It reconnects as well, but answers the commands of the broken
 //! connection with the same error whether or not they may be repeated, and its pauses are not ours to bound.
 
-use super::link::Link;
+use super::codec::Prefix;
+use super::link::{Endpoint, Link};
+use super::route::{Route, redirection};
 use super::url::Target;
 use crate::base::{Fault, FaultKind};
 use crate::meta::engine::{EngineError, EngineResult};
 use crate::util::outage::Outage;
 use parking_lot::Mutex;
-use redis::{Arg, Client, Cmd, ErrorKind, Pipeline, RedisError, ServerError, ServerErrorKind, Value};
+use redis::{Arg, Cmd, ErrorKind, Pipeline, RedisError, ServerError, ServerErrorKind, Value};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// A new connection gets this long for TCP, TLS, AUTH and SELECT.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(6);
 /// Reads are begun again, and connections made again, until this long after the call. The metadata layer retries
 /// above this, so it covers a restart or a failover of the server, not an outage.
 const RETRY_DEADLINE: Duration = Duration::from_secs(15);
@@ -40,8 +46,14 @@ const PASSING_PAUSE: Duration = Duration::from_millis(100);
 static SNAPSHOT: &str = include_str!("snapshot.lua");
 
 pub(super) struct Connection {
-    client: Client,
+    route: Route,
     target: Target,
+    /// The server takes scripts.
+    scripts: AtomicBool,
+    /// For commits without scripts.
+    pool: super::plain::Pool,
+    /// To the node that a slot is being moved to.
+    asking: Mutex<Option<(Endpoint, Arc<Link>)>>,
     current: Mutex<Current>,
     /// One task connects at a time; the others wait for it.
     connecting: tokio::sync::Mutex<()>,
@@ -98,33 +110,100 @@ impl Current {
 
 impl Connection {
     /// Nothing is sent yet.
-    pub(super) fn new(target: Target, announces: bool) -> EngineResult<Connection> {
-        let client = target.client()?;
-        Ok(Connection {
-            client,
+    pub(super) fn new(target: Target, announces: bool) -> Connection {
+        Connection {
+            route: Route::new(&target),
             target,
+            scripts: AtomicBool::new(true),
+            pool: super::plain::Pool::default(),
+            asking: Mutex::default(),
             current: Mutex::new(Current::default()),
             connecting: tokio::sync::Mutex::new(()),
             announces,
             full: Outage::default(),
-        })
+        }
+    }
+
+    /// What the keys of the volume begin with.
+    pub(super) fn prefix(&self) -> &Prefix {
+        &self.target.prefix
+    }
+
+    pub(super) fn is_cluster(&self) -> bool {
+        self.route.is_cluster()
+    }
+
+    pub(super) fn route(&self) -> &Route {
+        &self.route
+    }
+
+    pub(super) fn has_scripts(&self) -> bool {
+        self.scripts.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_without_scripts(&self) {
+        self.scripts.store(false, Ordering::Relaxed);
+    }
+
+    pub(super) fn pool(&self) -> &super::plain::Pool {
+        &self.pool
+    }
+
+    /// The next request finds out anew where the volume is.
+    pub(super) fn look_again(&self) {
+        self.current.lock().link = None;
     }
 
     /// A read: repeated on a new connection when the old one breaks, and while the server says that it cannot serve
     /// now (it loads its data, a script keeps it busy).
     pub(super) async fn query(&self, cmd: &Cmd) -> EngineResult<Value> {
+        Ok(self.query_at(cmd).await?.0)
+    }
+
+    /// The same, and which server answered: see [`Link::identity`].
+    pub(super) async fn query_at(&self, cmd: &Cmd) -> EngineResult<(Value, u64)> {
         let deadline = Instant::now() + RETRY_DEADLINE;
         loop {
             let (link, generation) = self.get(deadline).await?;
-            match link.send(cmd).await.and_then(Value::extract_error) {
-                Ok(value) => return Ok(value),
+            match self.answer(&link, cmd).await {
+                Ok(value) => return Ok((value, link.identity())),
                 Err(error) => self.judge(error, generation, deadline, "read").await?,
             }
         }
     }
 
+    /// What the server answers, or the node of a cluster to which it sends this one request.
+    async fn answer(&self, link: &Link, cmd: &Cmd) -> Result<Value, RedisError> {
+        match link.send(cmd).await.and_then(Value::extract_error) {
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::Ask) => self.ask(cmd, error).await,
+            answered => answered,
+        }
+    }
+
+    async fn ask(&self, cmd: &Cmd, sent: RedisError) -> Result<Value, RedisError> {
+        let Some(endpoint) = redirection(&sent) else { return Err(sent) };
+        let known = self.asking.lock().clone().filter(|(known, _)| *known == endpoint);
+        let link = match known {
+            Some((_, link)) => link,
+            None => {
+                // That it cannot be reached has nothing to do with the connection to who sent us.
+                let link = Arc::new(self.route.connect_to(&endpoint).await.map_err(|_| sent)?);
+                *self.asking.lock() = Some((endpoint, link.clone()));
+                link
+            }
+        };
+        let mut pipeline = Pipeline::with_capacity(2);
+        pipeline.add_command(redis::cmd("ASKING")).add_command(cmd.clone());
+        let answered = link.send_all(&pipeline, 1, 1).await;
+        if answered.as_ref().is_err_and(is_broken) {
+            *self.asking.lock() = None;
+        }
+        answered?.pop().unwrap_or(Value::Nil).extract_error()
+    }
+
     /// A script that writes nothing, by its hash; by its text where the server does not know it (it was restarted, or
-    /// its cache flushed).
+    /// its cache flushed). Nil where a part of the keys is on the way to another node of a cluster: the keys that the
+    /// script derives may be on either.
     pub(super) async fn query_script(&self, by_hash: &Cmd, by_text: impl Fn() -> Cmd) -> EngineResult<Value> {
         let deadline = Instant::now() + RETRY_DEADLINE;
         loop {
@@ -133,6 +212,7 @@ impl Connection {
                 Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
                     link.send(&by_text()).await.and_then(Value::extract_error)
                 }
+                Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::Ask) => Ok(Value::Nil),
                 answered => answered,
             };
             match answered {
@@ -144,6 +224,11 @@ impl Connection {
 
     /// Several reads in one trip; `atomic` makes them one snapshot. Errors of single commands stay in their places.
     pub(super) async fn query_all(&self, pipeline: &Pipeline, atomic: bool) -> EngineResult<Vec<Value>> {
+        Ok(self.query_all_at(pipeline, atomic).await?.0)
+    }
+
+    /// The same, and which server answered.
+    pub(super) async fn query_all_at(&self, pipeline: &Pipeline, atomic: bool) -> EngineResult<(Vec<Value>, u64)> {
         let deadline = Instant::now() + RETRY_DEADLINE;
         let count = pipeline.len();
         let (skipped, wanted) = if atomic { (count + 1, 1) } else { (0, count) };
@@ -151,19 +236,23 @@ impl Connection {
             let (link, generation) = self.get(deadline).await?;
             let error = match link.send_all(pipeline, skipped, wanted).await {
                 Ok(mut values) if atomic => match values.pop() {
-                    Some(Value::Array(values)) if values.len() == count => return Ok(values),
+                    Some(Value::Array(values)) if values.len() == count => return Ok((values, link.identity())),
                     Some(Value::ServerError(error)) => error.into(),
                     _ => return Err(self.odd_reply("read")),
                 },
                 Ok(values) if values.len() == count => match values.iter().find_map(passing) {
                     Some(error) => error,
-                    None => return Ok(values),
+                    None => return Ok((values, link.identity())),
                 },
                 Ok(_) => return Err(self.odd_reply("read")),
                 Err(error) => error,
             };
             if atomic && is_refused_transaction(&error) {
-                return self.query_by_script(pipeline).await;
+                return match self.has_scripts() {
+                    true => self.query_by_script(pipeline).await,
+                    false => super::plain::snapshot(self, pipeline).await,
+                }
+                .map(|values| (values, link.identity()));
             }
             self.judge(error, generation, deadline, "read").await?;
         }
@@ -172,7 +261,9 @@ impl Connection {
     /// As [`Connection::query_all`] with `atomic`, where the server takes no transaction; see the script.
     async fn query_by_script(&self, pipeline: &Pipeline) -> EngineResult<Vec<Value>> {
         let mut cmd = redis::cmd("EVAL");
-        cmd.arg(SNAPSHOT).arg(0);
+        // In a cluster the keys say which node is asked, and are told apart where one of them has moved.
+        let keys: Vec<&[u8]> = pipeline.cmd_iter().filter_map(key_of).collect();
+        cmd.arg(SNAPSHOT).arg(keys.len()).arg(keys);
         for one in pipeline.cmd_iter() {
             cmd.arg(one.args_iter().len());
             for arg in one.args_iter() {
@@ -188,23 +279,33 @@ impl Connection {
         }
     }
 
-    /// A change, sent once. `Err(Undetermined)` when it is not known whether it was applied.
+    /// A change, sent once. `Err(Undetermined)` when it is not known whether it was applied. A server that has refused
+    /// it because another one is to serve now is left for that one.
     pub(super) async fn send(&self, cmd: &Cmd, operation: &'static str) -> EngineResult<Result<Value, RedisError>> {
-        let (link, generation) = self.get(Instant::now() + RETRY_DEADLINE).await?;
-        match link.send(cmd).await.and_then(Value::extract_error) {
-            Err(error) if is_broken(&error) => {
-                self.discard(generation);
-                let fault =
-                    Fault::undetermined(operation).with("engine", "redis").with("address", &self.target.address);
-                Err(EngineError::Undetermined(fault.source(error)))
-            }
-            answered => {
-                if answered.as_ref().is_err_and(is_demoted) {
+        let deadline = Instant::now() + RETRY_DEADLINE;
+        loop {
+            let (link, generation) = self.get(deadline).await?;
+            match self.answer(&link, cmd).await {
+                Err(error) if is_broken(&error) => {
                     self.discard(generation);
+                    return Err(self.undetermined(operation, error));
                 }
-                Ok(answered)
+                Err(error) if is_passing(&error) && self.route.has_others() => {
+                    self.judge(error, generation, deadline, operation).await?;
+                }
+                answered => {
+                    if answered.as_ref().is_err_and(is_demoted) {
+                        self.discard(generation);
+                    }
+                    return Ok(answered);
+                }
             }
         }
+    }
+
+    pub(super) fn undetermined(&self, operation: &'static str, error: RedisError) -> EngineError {
+        let fault = Fault::undetermined(operation).with("engine", "redis").with("address", &self.target.address);
+        EngineError::Undetermined(fault.source(error))
     }
 
     /// Takes note of how a change ended that takes memory.
@@ -235,7 +336,7 @@ impl Connection {
     }
 
     /// After a failed read: `Ok` when it may be tried again.
-    async fn judge(
+    pub(super) async fn judge(
         &self,
         error: RedisError,
         generation: u64,
@@ -247,18 +348,20 @@ impl Connection {
             return Err(fault(error, operation).with("address", &self.target.address).into());
         }
         // The next connection may lead to a server that is better off.
+        self.route.redirected(&error);
         self.discard(generation);
         if Instant::now() >= deadline {
             return Err(fault(error, operation).with("address", &self.target.address).into());
         }
         tracing::debug!(address = %self.target.address, "redis cannot be read, trying again: {error}");
-        if passing {
+        // A node that knows better is asked at once.
+        if passing && redirection(&error).is_none() {
             tokio::time::sleep(PASSING_PAUSE).await;
         }
         Ok(())
     }
 
-    fn discard(&self, generation: u64) {
+    pub(super) fn discard(&self, generation: u64) {
         let mut current = self.current.lock();
         if current.generation == generation {
             current.link = None;
@@ -266,7 +369,7 @@ impl Connection {
     }
 
     /// The current connection, or a new one.
-    async fn get(&self, deadline: Instant) -> EngineResult<(Arc<Link>, u64)> {
+    pub(super) async fn get(&self, deadline: Instant) -> EngineResult<(Arc<Link>, u64)> {
         let ready = || {
             let current = self.current.lock();
             current.link.clone().map(|link| (link, current.generation))
@@ -288,7 +391,7 @@ impl Connection {
                 return Err(self.unreachable());
             }
             tokio::time::sleep(pause).await;
-            let error = match Link::connect(&self.client, CONNECT_TIMEOUT, self.target.response_timeout).await {
+            let error = match self.route.connect(CONNECT_TIMEOUT).await {
                 Ok(link) => {
                     let link = Arc::new(link);
                     let generation = self.current.lock().connected(link.clone(), &self.target.address);
@@ -336,8 +439,16 @@ impl Connection {
     }
 }
 
+/// The key of a command that has it behind its name, as those of `codec::wish` do.
+pub(super) fn key_of(cmd: &Cmd) -> Option<&[u8]> {
+    match cmd.args_iter().nth(1) {
+        Some(Arg::Simple(key)) => Some(key),
+        _ => None,
+    }
+}
+
 /// The connection is of no more use, or never was.
-fn is_broken(error: &RedisError) -> bool {
+pub(super) fn is_broken(error: &RedisError) -> bool {
     matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse)
 }
 
@@ -353,8 +464,8 @@ fn is_demoted(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
 }
 
-/// The server says that it cannot serve now.
-fn is_passing(error: &RedisError) -> bool {
+/// The server says that it cannot serve now, or not any more.
+pub(super) fn is_passing(error: &RedisError) -> bool {
     server_kind(error.code().unwrap_or_default(), error.detail().unwrap_or_default()) == FaultKind::Unavailable
 }
 
@@ -379,6 +490,8 @@ fn server_kind(code: &str, detail: &str) -> FaultKind {
         "WRONGPASS",
         "NOPERM",
         "DENIED",
+        // As scripts are told.
+        "can't run this command",
         "invalid password",
         "without any password configured",
     ]) {
@@ -393,12 +506,16 @@ fn server_kind(code: &str, detail: &str) -> FaultKind {
         "MISCONF",
         "TRYAGAIN",
         "CLUSTERDOWN",
+        // A node of a cluster that does not have the keys, or not all of them: the slot is moving, or has moved.
+        "MOVED",
+        "ASK",
+        "access a non local key",
         // A transaction of which the server refused a part; the reason is in that part's answer, which is not read.
         "EXECABORT",
         "max number of clients",
     ]) {
         FaultKind::Unavailable
-    } else if any(&["unknown command", "MOVED", "CROSSSLOT"]) {
+    } else if any(&["unknown command", "CROSSSLOT", "cluster support disabled"]) {
         FaultKind::Unsupported
     } else if any(&["DB index is out of range"]) {
         FaultKind::Config
@@ -445,6 +562,10 @@ mod tests {
             ("READONLY", "You can't write against a read only replica.", FaultKind::Unavailable),
             ("LOADING", "Redis is loading the dataset in memory", FaultKind::Unavailable),
             ("ERR", "max number of clients reached", FaultKind::Unavailable),
+            ("MOVED", "1584 127.0.0.1:7001", FaultKind::Unavailable),
+            ("ASK", "1584 127.0.0.1:7001", FaultKind::Unavailable),
+            ("CLUSTERDOWN", "The cluster is down", FaultKind::Unavailable),
+            ("ERR", "Script attempted to access a non local key in a cluster node script: x", FaultKind::Unavailable),
             ("NOAUTH", "Authentication required.", FaultKind::Denied),
             ("ERR", "Redis server refused to switch database: Authentication required.", FaultKind::Denied),
             ("WRONGPASS", "invalid username-password pair or user is disabled.", FaultKind::Denied),

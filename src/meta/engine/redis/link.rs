@@ -7,18 +7,20 @@
 //! replies wake a thread, the one that waits for the network, which parses them ([`super::resp`]). Requests that come
 //! while another thread writes are written by that thread, all in one.
 //!
-//! TLS connections are the crate's own.
+//! Over TLS ([`super::tls`]) the connection is the crate's.
 
 use super::resp::Replies;
+use super::tls::Tls;
 use futures::future::select_ok;
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
-use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, Pipeline, RedisConnectionInfo, RedisError, RedisResult, Value,
-};
+use redis::{AsyncConnectionConfig, Cmd, Pipeline, RedisConnectionInfo, RedisError, RedisResult, Value};
 use std::collections::VecDeque;
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt};
@@ -31,22 +33,50 @@ const KEEP_BYTES: usize = 64 << 10;
 /// Requests that may be under way; more make their callers wait.
 const UNDER_WAY_MAX: usize = 1024;
 
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Endpoint {
+    Tcp(String, u16),
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endpoint::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Endpoint::Tcp(host, port) => write!(f, "{host}:{port}"),
+            Endpoint::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// How servers let us in.
+#[derive(Clone)]
+pub(super) struct Access {
+    /// User, password, and the database.
+    pub(super) login: RedisConnectionInfo,
+    pub(super) tls: Option<Arc<Tls>>,
+    /// For all of the answer to one request.
+    pub(super) timeout: Duration,
+}
+
 /// A connection. When it is dropped its socket is closed.
 pub(super) struct Link {
     wire: Wire,
-    /// For all of the answer to one request.
     timeout: Duration,
+    /// Tells this run of this server from all others, when it is known; see [`Link::identify`].
+    identity: u64,
 }
 
 enum Wire {
     Plain(Arc<Plain>, AbortHandle),
-    Tls(MultiplexedConnection),
+    Tls(MultiplexedConnection, AbortHandle),
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
-        if let Wire::Plain(_, task) = &self.wire {
-            task.abort();
+        match &self.wire {
+            Wire::Plain(_, task) | Wire::Tls(_, task) => task.abort(),
         }
     }
 }
@@ -56,49 +86,38 @@ fn timed_out() -> RedisError {
 }
 
 impl Link {
-    /// Connects, authenticates and selects the database, within `connecting` in all. Each request after that has
-    /// `timeout`.
-    pub(super) async fn connect(client: &Client, connecting: Duration, timeout: Duration) -> RedisResult<Link> {
-        let connected = tokio::time::timeout(connecting, Link::connect_unbounded(client, connecting, timeout)).await;
+    /// Connects, authenticates and selects the database, within `connecting` in all.
+    pub(super) async fn connect(endpoint: &Endpoint, access: &Access, connecting: Duration) -> RedisResult<Link> {
+        let connected = tokio::time::timeout(connecting, Link::connect_unbounded(endpoint, access)).await;
         connected.unwrap_or_else(|_| Err(timed_out()))
     }
 
-    async fn connect_unbounded(client: &Client, connecting: Duration, timeout: Duration) -> RedisResult<Link> {
-        let login = client.get_connection_info().redis_settings();
-        match client.get_connection_info().addr() {
-            ConnectionAddr::Tcp(host, port) => {
+    async fn connect_unbounded(endpoint: &Endpoint, access: &Access) -> RedisResult<Link> {
+        match endpoint {
+            Endpoint::Tcp(host, port) => {
                 let addresses = tokio::net::lookup_host((host.as_str(), *port)).await?;
-                Link::to_first(addresses, login, timeout).await
+                Link::to_first(addresses, host, access).await
             }
-            ConnectionAddr::Unix(path) => {
+            Endpoint::Unix(path) => {
                 let (reading, writing) = UnixStream::connect(path).await?.into_split();
-                Link::over(reading, Half::Unix(writing), login, timeout).await
-            }
-            _ => {
-                let config = AsyncConnectionConfig::new()
-                    .set_connection_timeout(Some(connecting))
-                    .set_response_timeout(Some(timeout))
-                    .set_pipeline_buffer_size(UNDER_WAY_MAX);
-                let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-                Ok(Link { wire: Wire::Tls(connection), timeout })
+                Link::over(reading, Half::Unix(writing), &access.login, access.timeout).await
             }
         }
     }
 
     /// All addresses at once, and the first that answers as a server does: another may lead to a host that is gone, or
     /// to something that accepts connections and says nothing.
-    async fn to_first(
-        addresses: impl Iterator<Item = SocketAddr>,
-        login: &RedisConnectionInfo,
-        timeout: Duration,
-    ) -> RedisResult<Link> {
+    async fn to_first(addresses: impl Iterator<Item = SocketAddr>, host: &str, access: &Access) -> RedisResult<Link> {
         let connecting: Vec<_> = addresses
             .map(|address| {
                 Box::pin(async move {
                     let stream = TcpStream::connect(address).await?;
                     stream.set_nodelay(true)?;
+                    if let Some(tls) = &access.tls {
+                        return Link::over_tls(stream, address, host, tls, access).await;
+                    }
                     let (reading, writing) = stream.into_split();
-                    Link::over(reading, Half::Tcp(writing), login, timeout).await
+                    Link::over(reading, Half::Tcp(writing), &access.login, access.timeout).await
                 })
             })
             .collect();
@@ -106,6 +125,43 @@ impl Link {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address").into());
         }
         Ok(select_ok(connecting).await?.0)
+    }
+
+    async fn over_tls(
+        stream: TcpStream,
+        address: SocketAddr,
+        host: &str,
+        tls: &Tls,
+        access: &Access,
+    ) -> RedisResult<Link> {
+        let stream = tls.shake_hands(stream, address, host).await?;
+        let config = AsyncConnectionConfig::new()
+            .set_response_timeout(Some(access.timeout))
+            .set_pipeline_buffer_size(UNDER_WAY_MAX);
+        // The login needs the connection's task, which is ours to run.
+        let login = RedisConnectionInfo::default().set_skip_set_lib_name();
+        let (connection, task) = MultiplexedConnection::new_with_config(&login, stream, config).await?;
+        let task = tokio::spawn(task).abort_handle();
+        let link = Link { wire: Wire::Tls(connection, task), timeout: access.timeout, identity: 0 };
+        link.log_in(&access.login).await.map_err(|error| tls.refused(error))?;
+        Ok(link)
+    }
+
+    /// Asks which run of which server this is: cursors of scans mean nothing to another.
+    pub(super) async fn identify(mut self) -> RedisResult<Link> {
+        if let Value::BulkString(info) = self.send(redis::cmd("INFO").arg("server")).await? {
+            let run = String::from_utf8_lossy(&info);
+            if let Some(run) = run.lines().find_map(|line| line.strip_prefix("run_id:")) {
+                let mut hasher = DefaultHasher::new();
+                run.hash(&mut hasher);
+                self.identity = hasher.finish();
+            }
+        }
+        Ok(self)
+    }
+
+    pub(super) fn identity(&self) -> u64 {
+        self.identity
     }
 
     async fn over<R>(reading: R, writing: Half, login: &RedisConnectionInfo, timeout: Duration) -> RedisResult<Link>
@@ -119,7 +175,7 @@ impl Link {
             room: Arc::new(Semaphore::new(UNDER_WAY_MAX)),
         });
         let task = tokio::spawn(plain.clone().attend(reading)).abort_handle();
-        let link = Link { wire: Wire::Plain(plain, task), timeout };
+        let link = Link { wire: Wire::Plain(plain, task), timeout, identity: 0 };
         link.log_in(login).await?;
         Ok(link)
     }
@@ -159,7 +215,7 @@ impl Link {
                 let mut values = plain.ask(cmd.get_packed_command(), 0, 1, self.timeout).await?;
                 Ok(values.pop().unwrap_or(Value::Nil))
             }
-            Wire::Tls(connection) => connection.clone().send_packed_command(cmd).await,
+            Wire::Tls(connection, _) => connection.clone().send_packed_command(cmd).await,
         }
     }
 
@@ -167,7 +223,7 @@ impl Link {
     pub(super) async fn send_all(&self, pipeline: &Pipeline, skipped: usize, wanted: usize) -> RedisResult<Vec<Value>> {
         match &self.wire {
             Wire::Plain(plain, _) => plain.ask(pipeline.get_packed_pipeline(), skipped, wanted, self.timeout).await,
-            Wire::Tls(connection) => connection.clone().send_packed_commands(pipeline, skipped, wanted).await,
+            Wire::Tls(connection, _) => connection.clone().send_packed_commands(pipeline, skipped, wanted).await,
         }
     }
 }
@@ -383,8 +439,8 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(20);
 
-    fn login() -> RedisConnectionInfo {
-        Client::open("redis://127.0.0.1:1/1").unwrap().get_connection_info().redis_settings().clone()
+    fn access(timeout: Duration) -> Access {
+        Access { login: RedisConnectionInfo::default().set_db(1), tls: None, timeout }
     }
 
     fn echo(text: impl AsRef<[u8]>) -> Cmd {
@@ -429,7 +485,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(serve(listener, pause));
-        Arc::new(Link::to_first([address].into_iter(), &login(), timeout).await.unwrap())
+        Arc::new(Link::to_first([address].into_iter(), "", &access(timeout)).await.unwrap())
     }
 
     #[tokio::test]
@@ -441,13 +497,13 @@ mod tests {
         tokio::spawn(serve(server, Duration::ZERO));
         for from in 0..addresses.len() {
             let order = addresses.iter().cycle().skip(from).take(addresses.len()).copied();
-            let login = login();
-            let connecting = Link::to_first(order, &login, LONG);
+            let access = access(LONG);
+            let connecting = Link::to_first(order, "", &access);
             let link = tokio::time::timeout(Duration::from_secs(20), connecting).await.expect("in time").unwrap();
             assert_eq!(link.send(&redis::cmd("PING")).await.unwrap(), Value::Okay);
         }
-        assert!(Link::to_first([refusing].into_iter(), &login(), LONG).await.is_err());
-        assert!(Link::to_first([].into_iter(), &login(), LONG).await.is_err());
+        assert!(Link::to_first([refusing].into_iter(), "", &access(LONG)).await.is_err());
+        assert!(Link::to_first([].into_iter(), "", &access(LONG)).await.is_err());
     }
 
     /// More than sockets hold, to a server that is slow to read, from more callers than may ask at a time.

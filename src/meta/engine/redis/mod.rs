@@ -12,7 +12,12 @@
 //! server's persistence policy, and access rights (ACL rules that forbid single commands or keys of the volume to
 //! this user would break atomicity; give the user the whole database).
 //!
-//! Needs Redis 6.2 (HRANDFIELD). Cluster and Sentinel are refused.
+//! A volume lies in one slot of a cluster (hash tag `{db}`), so a cluster is one connection as well, to the node that
+//! serves the slot; `route` finds it, and the master that sentinels know, anew for each connection. Redis replicates after
+//! it has answered: what a master has acknowledged in its last moment is lost with it. `min-replicas-to-write` bounds how
+//! much that can be. Servers that refuse scripts are served by WATCH and MULTI (`plain`).
+//!
+//! Needs Redis 6.2 (HRANDFIELD).
 //!
 //! `codec` names keys and decodes replies, `batch` encodes commits, `conn` keeps the connection that `link` is and whose
 //! replies `resp` parses, `scan` pages through what there is, `url` says where the server is.
@@ -23,10 +28,15 @@ mod conn;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 mod link;
+mod plain;
 mod resp;
+mod route;
+#[cfg(test)]
+mod scale_tests;
 mod scan;
 #[cfg(test)]
 mod tests;
+mod tls;
 mod url;
 
 use super::{
@@ -36,7 +46,7 @@ use crate::base::{Fault, FaultKind, Ino, Name};
 use crate::meta::record::{Counter, Key, Record};
 use async_trait::async_trait;
 use batch::Encoded;
-use codec::Replies;
+use codec::{Prefix, Replies};
 use conn::Connection;
 use redis::{Cmd, ErrorKind, Pipeline, Script, ServerErrorKind, Value};
 use std::sync::{Arc, LazyLock};
@@ -56,6 +66,9 @@ static LIST_SHA: LazyLock<String> = LazyLock::new(|| Script::new(LIST).get_hash(
 /// A removal first, of nothing: see step `o` of the commit.
 static ALLOCATE: &str = "redis.call('HDEL', KEYS[2], '') return redis.call('INCRBY', KEYS[1], ARGV[1])";
 
+/// What the node of a cluster says to SELECT.
+const NO_DATABASES: &str = "SELECT is not allowed in cluster mode";
+
 /// Oldest server that has every command we use.
 const VERSION_MIN: (u32, u32) = (6, 2);
 
@@ -69,40 +82,71 @@ pub struct RedisEngine {
 }
 
 impl RedisEngine {
-    /// Connects to the server of a meta URL (`redis://`, `rediss://`, `unix://`; without a scheme `redis://`) and
-    /// checks that it can serve. Passwords may come from the environment; see `url`.
+    /// Connects to the servers of a meta URL (`redis://`, `rediss://`, `unix://`; without a scheme `redis://`) and
+    /// checks that they can serve. Passwords may come from the environment; see `url`.
     pub async fn open(url: &str) -> EngineResult<Arc<RedisEngine>> {
-        let connection =
-            |announces| Connection::new(url::Target::parse(url, |name| std::env::var(name).ok())?, announces);
-        let engine = RedisEngine { main: Arc::new(connection(true)?), bulk: Arc::new(connection(false)?) };
-        engine.check_server().await?;
+        let mut target = url::Target::parse(url, |name| std::env::var(name).ok())?;
+        let mut main = Connection::new(target.clone(), true);
+        let mut info = server_info(&main).await;
+        let is_node = match &info {
+            Ok(info) => field(info, "cluster_enabled") == Some("1"),
+            // It has one database, whose number is not 0 in the URL.
+            Err(EngineError::Fault(fault)) => fault.to_string().contains(NO_DATABASES),
+            Err(_) => false,
+        };
+        if is_node && !main.is_cluster() {
+            // One node of a cluster, and not by force the one with the volume.
+            target = target.in_cluster();
+            main = Connection::new(target.clone(), true);
+            info = server_info(&main).await;
+        }
+        let info = info?;
+        let engine = RedisEngine { main: Arc::new(main), bulk: Arc::new(Connection::new(target, false)) };
+        engine.check_server(&info).await?;
         Ok(Arc::new(engine))
     }
 
-    /// Version and mode of the server, the script in its cache, and that it keeps what it is given.
-    async fn check_server(&self) -> EngineResult<()> {
-        let info = match self.main.query(&codec::command("INFO", &[])).await? {
-            Value::BulkString(info) => String::from_utf8_lossy(&info).into_owned(),
-            _ => return Err(self.main.odd_reply("read server info")),
-        };
-        let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        if field("cluster_enabled") == Some("1") {
-            return Err(Fault::unsupported("open redis").source("the server runs in cluster mode").into());
-        }
-        if let Some(version) = field("redis_version") {
+    /// Version of the server, the scripts in its cache, and that it keeps what it is given.
+    async fn check_server(&self, info: &str) -> EngineResult<()> {
+        if let Some(version) = field(info, "redis_version") {
             let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
             if (parts.next().unwrap_or(0), parts.next().unwrap_or(0)) < VERSION_MIN {
                 let fault = Fault::unsupported("open redis").with("version", version);
                 return Err(fault.source("Redis 6.2 or newer is needed").into());
             }
         }
-        for script in [COMMIT, LOOKUP] {
-            self.main.query(&codec::command("SCRIPT", &[b"LOAD", script.as_bytes()])).await?;
+        if let Err(fault) = self.try_scripts().await? {
+            tracing::info!("redis takes no scripts, so changes go by WATCH and MULTI, which is slower: {fault}");
+            self.main.set_without_scripts();
+            self.bulk.set_without_scripts();
         }
-        match field("maxmemory_policy") {
+        match field(info, "maxmemory_policy") {
             Some("noeviction") | None => Ok(()),
             Some(policy) => self.forbid_eviction(policy).await,
         }
+    }
+
+    /// Whether the server runs scripts as ours are, or why not.
+    async fn try_scripts(&self) -> EngineResult<Result<(), Fault>> {
+        let key = self.main.prefix().key(codec::SETTING);
+        let eval = codec::command("EVAL", &[b"return #struct.pack('>I4', 1)", b"1", key.as_bytes()]);
+        // Known or not, it must not be refused.
+        let unknown = "0".repeat(COMMIT_SHA.len());
+        let evalsha = codec::command("EVALSHA", &[unknown.as_bytes(), b"1", key.as_bytes()]);
+        for (probe, name) in [(eval, "run a script"), (evalsha, "run a stored script")] {
+            match self.main.send(&probe, name).await? {
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {}
+                Err(error) if conn::is_passing(&error) => return Err(conn::fault(error, name).into()),
+                Err(error) => return Ok(Err(conn::fault(error, name))),
+            }
+        }
+        for script in [COMMIT, LOOKUP] {
+            // Where it is forbidden the scripts come with their first use.
+            let load = codec::command("SCRIPT", &[b"LOAD", script.as_bytes()]);
+            let _loaded = self.main.send(&load, "load a script").await?;
+        }
+        Ok(Ok(()))
     }
 
     /// A server that may evict keys would lose metadata; the peer changes the policy as well.
@@ -127,7 +171,9 @@ impl RedisEngine {
     /// Numbers from a server that may have no memory left, for what removals need: see `batch::is_vital`.
     async fn allocate_on_full(&self, name: &str, count: u64) -> EngineResult<u64> {
         let count_text = codec::text!("{count}");
-        let args = [ALLOCATE.as_bytes(), b"2", name.as_bytes(), codec::SESSION_INFOS.as_bytes(), count_text.as_bytes()];
+        let (counter, removed_from) = (self.main.prefix().key(name), self.main.prefix().key(codec::SESSION_INFOS));
+        let keys = [counter.as_bytes(), removed_from.as_bytes()];
+        let args = [ALLOCATE.as_bytes(), b"2", keys[0], keys[1], count_text.as_bytes()];
         match self.main.query(&codec::command("EVAL", &args)).await? {
             Value::Int(last) if last > 0 => Ok((last as u64).saturating_sub(count) + 1),
             _ => Err(self.main.odd_reply("allocate ids")),
@@ -135,7 +181,22 @@ impl RedisEngine {
     }
 
     async fn commit(&self, batch: &Batch) -> EngineResult<Committed> {
-        let encoded = Encoded::new(batch)?;
+        let encoded = Encoded::new(batch, *self.main.prefix())?;
+        let done = match self.main.has_scripts() {
+            true => self.commit_by_script(&encoded).await,
+            false => plain::commit(&self.main, &encoded).await,
+        };
+        match &done {
+            _ if encoded.vital => {}
+            Err(EngineError::Fault(fault)) => self.main.note_room(Some(fault)),
+            Err(EngineError::Undetermined(_)) => {}
+            Ok(_) | Err(EngineError::Conflict) => self.main.note_room(None),
+        }
+        report(batch, done?).ok_or_else(|| self.main.odd_reply("commit"))
+    }
+
+    /// What the changes report.
+    async fn commit_by_script(&self, encoded: &Encoded) -> EngineResult<Vec<Value>> {
         let reply = match self.main.send(&encoded.command("EVALSHA", &COMMIT_SHA), "commit").await? {
             // The server was restarted, or its script cache flushed.
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
@@ -143,16 +204,23 @@ impl RedisEngine {
             }
             reply => reply,
         };
-        let reply = reply.map_err(|error| conn::fault(error, "commit"));
-        if !encoded.vital {
-            self.main.note_room(reply.as_ref().err());
-        }
-        match reply? {
+        match reply.map_err(|error| conn::fault(error, "commit"))? {
             Value::Int(0) => Err(EngineError::Conflict),
-            Value::Array(reports) => report(batch, reports).ok_or_else(|| self.main.odd_reply("commit")),
+            Value::Array(reports) => Ok(reports),
             _ => Err(self.main.odd_reply("commit")),
         }
     }
+}
+
+async fn server_info(connection: &Connection) -> EngineResult<String> {
+    match connection.query(&codec::command("INFO", &[])).await? {
+        Value::BulkString(info) => Ok(String::from_utf8_lossy(&info).into_owned()),
+        _ => Err(connection.odd_reply("read server info")),
+    }
+}
+
+fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
 }
 
 /// Reads records: one command where one is enough, else one transaction, so that the answer is a snapshot.
@@ -166,7 +234,7 @@ async fn ask_by(connection: &Connection, keys: &[Key]) -> EngineResult<Replies> 
     if keys.is_empty() {
         return Ok(Replies::new(Vec::new()));
     }
-    let values = match mget(keys) {
+    let values = match mget(connection.prefix(), keys) {
         Some(cmd) => match connection.query(&cmd).await.map_err(|error| naming(error, keys))? {
             Value::Array(values) if values.len() == keys.len() => values,
             value if keys.len() == 1 => vec![value],
@@ -177,7 +245,7 @@ async fn ask_by(connection: &Connection, keys: &[Key]) -> EngineResult<Replies> 
             let mut add = |cmd: Cmd| {
                 pipeline.add_command(cmd);
             };
-            keys.iter().for_each(|key| codec::wish(key, &mut add));
+            keys.iter().for_each(|key| codec::wish(connection.prefix(), key, &mut add));
             if pipeline.len() > 1 {
                 pipeline.atomic();
             }
@@ -198,8 +266,9 @@ fn naming(error: EngineError, keys: &[Key]) -> EngineError {
 }
 
 /// Records that are plain strings take one command together, which is a snapshot without a transaction around it.
-fn mget(keys: &[Key]) -> Option<Cmd> {
-    let names: Vec<codec::Text> = keys.iter().map(codec::string_name).collect::<Option<_>>()?;
+fn mget(prefix: &Prefix, keys: &[Key]) -> Option<Cmd> {
+    let names: Vec<codec::Text> =
+        keys.iter().map(|key| Some(prefix.key(codec::string_name(key)?))).collect::<Option<_>>()?;
     // GET tells a key of another type from a missing one, MGET does not.
     let [name] = &names[..] else {
         let mut cmd = Cmd::with_capacity(names.len() + 1, names.len() * 24);
@@ -250,13 +319,19 @@ impl Engine for RedisEngine {
     }
 
     async fn lookup(&self, parent: Ino, name: &Name) -> EngineResult<Option<Looked>> {
-        let (attr, dir) = (codec::attr_key(parent), codec::dir_key(parent));
+        if !self.main.has_scripts() {
+            return Ok(None);
+        }
+        let prefix = self.main.prefix();
+        let (attr, dir) = (prefix.key(codec::attr_key(parent)), prefix.key(codec::dir_key(parent)));
         let by = |command, script: &str| {
             codec::command(command, &[script.as_bytes(), b"2", attr.as_bytes(), dir.as_bytes(), name.as_bytes()])
         };
         let known = by("EVALSHA", &LOOKUP_SHA);
-        let Value::Array(values) = self.main.query_script(&known, || by("EVAL", LOOKUP)).await? else {
-            return Err(self.main.odd_reply("look up"));
+        let values = match self.main.query_script(&known, || by("EVAL", LOOKUP)).await? {
+            Value::Array(values) => values,
+            Value::Nil => return Ok(None),
+            _ => return Err(self.main.odd_reply("look up")),
         };
         let mut replies = Replies::new(values);
         let attr_of = |ino, replies: &mut Replies| {
@@ -289,16 +364,16 @@ impl Engine for RedisEngine {
 
     /// Redis stores the last id handed out. Inode 1 is the root's, so a fresh counter begins there.
     async fn allocate(&self, counter: Counter, count: u64) -> EngineResult<u64> {
-        let name = codec::counter_name(counter);
-        if counter == Counter::NextTrash {
+        let (name, prefix) = (codec::counter_name(counter), self.main.prefix());
+        if counter == Counter::NextTrash && self.main.has_scripts() {
             return self.allocate_on_full(name, count).await;
         }
         let mut pipeline = Pipeline::new();
         pipeline.atomic();
         if counter == Counter::NextInode {
-            pipeline.add_command(codec::command("SET", &[name.as_bytes(), b"1", b"NX"]));
+            pipeline.add_command(codec::keyed(prefix, "SET", name.as_bytes(), &[b"1", b"NX"]));
         }
-        pipeline.add_command(codec::command("INCRBY", &[name.as_bytes(), codec::text!("{count}").as_bytes()]));
+        pipeline.add_command(codec::keyed(prefix, "INCRBY", name.as_bytes(), &[codec::text!("{count}").as_bytes()]));
         // Repeating it after a lost reply wastes ids, which the format allows.
         let allocated = self.main.query_all(&pipeline, true).await.inspect_err(|error| {
             if let EngineError::Fault(fault) = error {

@@ -1,6 +1,8 @@
 -- The key of the node behind a stored entry. Nothing for what is no entry, and where the number is too large for Lua,
 -- whose numbers are doubles. Begins the scripts that read entries.
 
+local prefix = string.match(KEYS[1], '^{%d+}') or ''
+
 local function node_of(entry)
   if #entry ~= 9 then
     return nil
@@ -9,6 +11,6 @@ local function node_of(entry)
   if high >= 2097152 then
     return nil
   end
-  return string.format('i%.0f', high * 4294967296 + low)
+  return string.format('%si%.0f', prefix, high * 4294967296 + low)
 end
 

@@ -1,8 +1,11 @@
 //! Questions over many records, in pages.
 //!
 //! SCAN and HSCAN promise what the seam asks for: what is there from the first page to the last is seen at least
-//! once. A cursor of ours is the server's; scans over the parts of many keys also carry the keys that are begun.
-//! Keys are matched by pattern and then read strictly, for other keys begin with the same letters.
+//! once. A cursor of ours is the server's and says which server's, for it means nothing to another: after a restart or
+//! a failover a scan begins again, which finds some records twice and misses none. Scans over the parts of many keys also
+//! carry the keys that are begun. Keys are matched by pattern and then read strictly, for other keys begin with the same
+//! letters. In a cluster SCAN sees the keys of one node, so each of its pages makes sure that the node has all of the
+//! slot.
 
 use super::codec::{self, *};
 use super::conn::Connection;
@@ -11,6 +14,7 @@ use crate::meta::engine::{Cursor, EngineResult, Page, PlusPage, Scan};
 use crate::meta::record::{Dentry, DirStat, Key, QuotaOwner, Record, Session};
 use bytes::Bytes;
 use redis::{Pipeline, Value};
+use std::time::Duration;
 
 /// Most records of one trip, whatever the caller asked for: a longer command would hold the server up for others.
 const PAGE_MAX: usize = 10_000;
@@ -20,13 +24,25 @@ const MGET_MAX: usize = 4096;
 /// that the script stands for (500 of them: 5.5 ms for 1.4 ms), so that more of them are worth the trip that it spares
 /// neither to who waits for them nor to the others.
 const SMALL_MAX: usize = 64;
+/// Looks at a cluster for a node that has all of the volume's slot: a minute in all.
+const WHOLE_SLOT_TRIES: u32 = 120;
+const WHOLE_SLOT_PAUSE: Duration = Duration::from_millis(500);
 /// Directories whose entries are read side by side by `Scan::AllDentries`.
 const DIRS_AT_ONCE: usize = 128;
 
 /// A page of a server's scan: its items and where it goes on (0: nowhere).
 struct Step {
-    next: u64,
+    next: At,
     items: Value,
+}
+
+/// A place in a scan of the server's.
+#[derive(Clone, Copy, Default)]
+struct At {
+    /// Which server's; see `Link::identity`.
+    server: u64,
+    /// 0 at the beginning, and when there is no more.
+    cursor: u64,
 }
 
 pub(super) async fn page(
@@ -95,7 +111,10 @@ pub(super) async fn plus_page(
 
 /// A whole directory in one trip; nothing when it is not small.
 async fn small(connection: &Connection, dir: Ino, limit: usize) -> EngineResult<Option<PlusPage>> {
-    let (key, most) = (dir_key(dir), text!("{}", limit.min(SMALL_MAX)));
+    let (key, most) = (connection.prefix().key(dir_key(dir)), text!("{}", limit.min(SMALL_MAX)));
+    if !connection.has_scripts() {
+        return Ok(None);
+    }
     let by = |name, script: &str| command(name, &[script.as_bytes(), b"1", key.as_bytes(), most.as_bytes()]);
     let answer = connection.query_script(&by("EVALSHA", &super::LIST_SHA), || by("EVAL", super::LIST)).await?;
     let (items, attrs) = match answer {
@@ -127,16 +146,17 @@ fn named(rows: Vec<(Key, Record)>) -> Vec<(Name, Dentry)> {
 
 /// Removes the keys of the volume, and no others.
 pub(super) async fn erase(connection: &Connection) -> EngineResult<()> {
-    let mut cursor = 0;
+    let mut at = At::default();
     loop {
-        let step = scan_step(connection, "SCAN", None, cursor, &[b"COUNT", b"10000"]).await?;
+        let step = scan_step(connection, "SCAN", None, at, &[b"COUNT", b"10000"]).await?;
         let names: Vec<Vec<u8>> = strings(step.items).ok_or_else(|| connection.odd_reply("erase"))?;
-        let ours: Vec<&[u8]> = names.iter().map(Vec::as_slice).filter(|name| is_ours(name)).collect();
+        let ours: Vec<&[u8]> =
+            names.iter().map(Vec::as_slice).filter(|key| connection.prefix().strip(key).is_some_and(is_ours)).collect();
         if !ours.is_empty() {
             connection.query(&command("UNLINK", &ours)).await?;
         }
-        cursor = step.next;
-        if cursor == 0 {
+        at = step.next;
+        if at.cursor == 0 {
             return Ok(());
         }
     }
@@ -158,17 +178,23 @@ fn numbers_of(after: Option<&Cursor>) -> EngineResult<Vec<u64>> {
     Ok(numbers.iter().map(|n| u64::from_be_bytes(*n)).collect())
 }
 
-/// The server's cursor alone; 0 from the start.
-fn position(after: Option<&Cursor>) -> EngineResult<u64> {
-    Ok(numbers_of(after)?.first().copied().unwrap_or(0))
+/// The server's cursor alone.
+fn position(after: Option<&Cursor>) -> EngineResult<At> {
+    Ok(at_in(&numbers_of(after)?))
 }
 
-fn going_on(next: u64) -> Option<Cursor> {
-    (next != 0).then(|| cursor_of(&[next]))
+/// The server and its cursor, which come first in every cursor of ours.
+fn at_in(numbers: &[u64]) -> At {
+    At { server: numbers.first().copied().unwrap_or(0), cursor: numbers.get(1).copied().unwrap_or(0) }
+}
+
+fn going_on(next: At) -> Option<Cursor> {
+    (next.cursor != 0).then(|| cursor_of(&[next.server, next.cursor]))
 }
 
 // --- steps of the server's scans -----------------------------------------------------------------------------------
 
+/// `key` with its prefix.
 fn scan_command(name: &str, key: Option<&[u8]>, cursor: u64, options: &[&[u8]]) -> redis::Cmd {
     let cursor = text!("{cursor}");
     let args: Vec<&[u8]> = key.into_iter().chain([cursor.as_bytes()]).chain(options.iter().copied()).collect();
@@ -179,28 +205,52 @@ async fn scan_step(
     connection: &Connection,
     name: &str,
     key: Option<&[u8]>,
-    cursor: u64,
+    mut at: At,
     options: &[&[u8]],
 ) -> EngineResult<Step> {
-    let value = connection.query(&scan_command(name, key, cursor, options)).await?;
-    step_of(value).ok_or_else(|| connection.odd_reply("scan"))
+    loop {
+        let cmd = scan_command(name, key, at.cursor, options);
+        let (value, server) = match key {
+            None if connection.is_cluster() => whole_slot(connection, cmd).await?,
+            _ => connection.query_at(&cmd).await?,
+        };
+        if at.cursor == 0 || at.server == server {
+            return step_of(value, server).ok_or_else(|| connection.odd_reply("scan"));
+        }
+        tracing::debug!(name, "the scan goes on at another redis server and begins again");
+        at = At::default();
+    }
 }
 
-async fn collection_step(
-    connection: &Connection,
-    name: &str,
-    key: &[u8],
-    cursor: u64,
-    limit: usize,
-) -> EngineResult<Step> {
-    scan_step(connection, name, Some(key), cursor, &[b"COUNT", text!("{limit}").as_bytes()]).await
+/// The answer of a node that has all keys of the volume's slot. While the slot is being moved each node has some.
+async fn whole_slot(connection: &Connection, cmd: redis::Cmd) -> EngineResult<(Value, u64)> {
+    let slot = connection.prefix().slot();
+    let mut pipeline = Pipeline::with_capacity(2);
+    pipeline.add_command(cmd).add_command(command("CLUSTER", &[b"NODES"]));
+    for _ in 0..WHOLE_SLOT_TRIES {
+        let (values, server) = connection.query_all_at(&pipeline, false).await?;
+        let [page, nodes] = <[Value; 2]>::try_from(values).map_err(|_| connection.odd_reply("scan"))?;
+        let page = page.extract_error().map_err(|error| super::conn::fault(error, "scan"))?;
+        if super::route::owns_all_of_slot(&nodes, slot) {
+            return Ok((page, server));
+        }
+        connection.look_again();
+        tokio::time::sleep(WHOLE_SLOT_PAUSE).await;
+    }
+    let fault = Fault::unavailable("scan").with("engine", "redis").with("slot", slot);
+    Err(fault.source("the volume's slot is being moved to another node of the cluster").into())
 }
 
-fn step_of(value: Value) -> Option<Step> {
+async fn collection_step(connection: &Connection, name: &str, key: &[u8], at: At, limit: usize) -> EngineResult<Step> {
+    let key = connection.prefix().key(key);
+    scan_step(connection, name, Some(key.as_bytes()), at, &[b"COUNT", text!("{limit}").as_bytes()]).await
+}
+
+fn step_of(value: Value, server: u64) -> Option<Step> {
     let Value::Array(mut parts) = value else { return None };
     let items = parts.pop()?;
     match parts.pop()? {
-        Value::BulkString(next) => Some(Step { next: parse(&next)?, items }),
+        Value::BulkString(next) => Some(Step { next: At { server, cursor: parse(&next)? }, items }),
         _ => None,
     }
 }
@@ -271,20 +321,21 @@ fn entries_of(connection: &Connection, dir: Ino, items: Value) -> EngineResult<i
     }))
 }
 
-/// The cursor is the SCAN cursor followed by (directory, HSCAN cursor) pairs of the directories found and not yet
+/// The cursor is that of SCAN followed by (directory, HSCAN cursor) pairs of the directories found and not yet
 /// read to their end. Small directories come whole, side by side; large ones share the pages.
 async fn all_dentries(connection: &Connection, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
     let state = numbers_of(after)?;
-    let mut next = state.first().copied().unwrap_or(0);
+    let mut next = at_in(&state);
     let mut open: Vec<(u64, u64)> =
-        state.get(1..).unwrap_or(&[]).as_chunks::<2>().0.iter().map(|p| (p[0], p[1])).collect();
+        state.get(2..).unwrap_or(&[]).as_chunks::<2>().0.iter().map(|p| (p[0], p[1])).collect();
     if open.is_empty() {
         let count = text!("{limit}");
-        let options: [&[u8]; 4] = [b"MATCH", b"d[0-9]*", b"COUNT", count.as_bytes()];
+        let pattern = connection.prefix().key("d[0-9]*");
+        let options: [&[u8]; 4] = [b"MATCH", pattern.as_bytes(), b"COUNT", count.as_bytes()];
         let step = scan_step(connection, "SCAN", None, next, &options).await?;
         let names = strings(step.items).ok_or_else(|| connection.odd_reply("scan"))?;
         next = step.next;
-        open.extend(names.iter().filter_map(|name| match parse_key(name) {
+        open.extend(names.iter().filter_map(|key| match parse_key(connection.prefix().strip(key)?) {
             Some(Key::AnyDentry(dir)) => Some((dir.0, 0)),
             _ => None,
         }));
@@ -296,23 +347,29 @@ async fn all_dentries(connection: &Connection, after: Option<&Cursor>, limit: us
         let mut pipeline = Pipeline::with_capacity(now.len());
         for (dir, cursor) in &now {
             let options: [&[u8]; 2] = [b"COUNT", count.as_bytes()];
-            pipeline.add_command(scan_command("HSCAN", Some(dir_key(Ino(*dir)).as_bytes()), *cursor, &options));
+            let key = connection.prefix().key(dir_key(Ino(*dir)));
+            pipeline.add_command(scan_command("HSCAN", Some(key.as_bytes()), *cursor, &options));
         }
-        let values = connection.query_all(&pipeline, false).await?;
+        let (values, server) = connection.query_all_at(&pipeline, false).await?;
+        if server != next.server {
+            // These directories are begun at another server.
+            return Page::gather([], Some(cursor_of(&[server, 0])));
+        }
         for ((dir, _), value) in now.into_iter().zip(values) {
             if let Value::ServerError(error) = &value {
                 rows.push(Err(super::conn::server_fault(error, "scan").with("inode", dir).into()));
                 continue;
             }
-            let step = step_of(value).ok_or_else(|| connection.odd_reply("scan"))?;
+            let step = step_of(value, server).ok_or_else(|| connection.odd_reply("scan"))?;
             rows.extend(entries_of(connection, Ino(dir), step.items)?);
-            if step.next != 0 {
-                open.push((dir, step.next));
+            if step.next.cursor != 0 {
+                open.push((dir, step.next.cursor));
             }
         }
     }
-    let ended = next == 0 && open.is_empty();
-    let state: Vec<u64> = std::iter::once(next).chain(open.into_iter().flat_map(|(dir, at)| [dir, at])).collect();
+    let ended = next.cursor == 0 && open.is_empty();
+    let state: Vec<u64> =
+        [next.server, next.cursor].into_iter().chain(open.into_iter().flat_map(|(dir, at)| [dir, at])).collect();
     Page::gather(rows, (!ended).then(|| cursor_of(&state)))
 }
 
@@ -325,10 +382,12 @@ async fn by_key(
     wanted: impl Fn(&Key) -> bool,
 ) -> EngineResult<Page> {
     let count = text!("{limit}");
+    let pattern = connection.prefix().key(pattern);
     let options: [&[u8]; 4] = [b"MATCH", pattern.as_bytes(), b"COUNT", count.as_bytes()];
     let step = scan_step(connection, "SCAN", None, position(after)?, &options).await?;
     let names = strings(step.items).ok_or_else(|| connection.odd_reply("scan"))?;
-    let keys: Vec<Key> = names.iter().filter_map(|name| parse_key(name)).filter(wanted).collect();
+    let keys: Vec<Key> =
+        names.iter().filter_map(|key| parse_key(connection.prefix().strip(key)?)).filter(wanted).collect();
     Page::gather(rows_of(connection, keys).await?, going_on(step.next))
 }
 
@@ -361,7 +420,7 @@ async fn attrs_of(connection: &Connection, inodes: &[Ino]) -> EngineResult<Vec<O
     }
     let mut pipeline = Pipeline::new();
     for part in inodes.chunks(MGET_MAX) {
-        let names: Vec<codec::Text> = part.iter().map(|ino| attr_key(*ino)).collect();
+        let names: Vec<codec::Text> = part.iter().map(|ino| connection.prefix().key(attr_key(*ino))).collect();
         let args: Vec<&[u8]> = names.iter().map(codec::Text::as_bytes).collect();
         pipeline.add_command(command("MGET", &args));
     }
@@ -444,10 +503,10 @@ async fn dir_stats(connection: &Connection, after: Option<&Cursor>, limit: usize
     Page::gather(spaces.into_iter().zip(rest).map(row), going_on(step.next))
 }
 
-/// Directories, users, groups in turn; the cursor is (family, position).
+/// Directories, users, groups in turn; the cursor is a position and the family.
 async fn quotas(connection: &Connection, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
     let state = numbers_of(after)?;
-    let (family, at) = (state.first().copied().unwrap_or(0), state.get(1).copied().unwrap_or(0));
+    let (family, at) = (state.get(2).copied().unwrap_or(0), at_in(&state));
     let owner = |id: u64| match family {
         0 => Some(QuotaOwner::Directory(Ino(id))),
         1 => u32::try_from(id).ok().map(QuotaOwner::User),
@@ -470,10 +529,10 @@ async fn quotas(connection: &Connection, after: Option<&Cursor>, limit: usize) -
         };
         Some(record().map(|record| (key.clone(), record)))
     };
-    let next = match step.next {
+    let next = match step.next.cursor {
         0 if family == 2 => None,
-        0 => Some(cursor_of(&[family + 1, 0])),
-        at => Some(cursor_of(&[family, at])),
+        0 => Some(cursor_of(&[step.next.server, 0, family + 1])),
+        cursor => Some(cursor_of(&[step.next.server, cursor, family])),
     };
     Page::gather(used.into_iter().zip(rest).filter_map(row), next)
 }
@@ -492,9 +551,8 @@ async fn hmget(connection: &Connection, hashes: &[&str], fields: &[u64]) -> Engi
     let names: Vec<codec::Text> = fields.iter().map(|field| text!("{field}")).collect();
     let mut pipeline = Pipeline::with_capacity(hashes.len());
     for hash in hashes {
-        let args: Vec<&[u8]> =
-            std::iter::once(hash.as_bytes()).chain(names.iter().map(codec::Text::as_bytes)).collect();
-        pipeline.add_command(command("HMGET", &args));
+        let args: Vec<&[u8]> = names.iter().map(codec::Text::as_bytes).collect();
+        pipeline.add_command(keyed(connection.prefix(), "HMGET", hash.as_bytes(), &args));
     }
     let mut out: Vec<Vec<Option<Vec<u8>>>> = vec![Vec::with_capacity(hashes.len()); fields.len()];
     for value in connection.query_all(&pipeline, false).await? {
@@ -519,9 +577,11 @@ fn is_lock(key: &Key) -> bool {
 
 /// The lock records in which `locked{sid}` says the session holds something, in one page: a session holds few.
 async fn locks_of(connection: &Connection, session: SessionId) -> EngineResult<Page> {
-    let members = connection.query(&command("SMEMBERS", &[locked_key(session).as_bytes()])).await?;
+    let members =
+        connection.query(&keyed(connection.prefix(), "SMEMBERS", locked_key(session).as_bytes(), &[])).await?;
     let names = strings(members).ok_or_else(|| connection.odd_reply("scan"))?;
-    let keys: Vec<Key> = names.iter().filter_map(|name| parse_key(name)).filter(is_lock).collect();
+    let keys: Vec<Key> =
+        names.iter().filter_map(|key| parse_key(connection.prefix().strip(key)?)).filter(is_lock).collect();
     let mut rows = rows_of(connection, keys).await?;
     // The set may name a key where the session holds nothing any more.
     rows.retain(|row| match row {

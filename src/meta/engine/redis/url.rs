@@ -1,148 +1,224 @@
-//! Where the server is and how to reach it, from the URL (`spec/surface.md` section 2).
+//! Where the servers are and how to reach them, from the URL (`spec/surface.md` section 2).
 //!
 //! The password is taken from the URL, else from `REDIS_PASSWORD`, `META_PASSWORD` or the first line of the file
-//! `META_PASSWORD_FILE`. It is never printed: errors and logs name the address only.
+//! `META_PASSWORD_FILE`; that of sentinels from `SENTINEL_PASSWORD`. None is ever printed: errors and logs name the
+//! address only.
 
+use super::codec::Prefix;
+use super::link::{Access, Endpoint};
+use super::tls::{Tls, TlsOptions};
 use crate::base::Fault;
 use crate::meta::engine::EngineResult;
-use redis::io::tcp::TcpSettings;
-use redis::{
-    Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, TlsCertificates,
-};
+use redis::RedisConnectionInfo;
+use std::sync::Arc;
 use std::time::Duration;
 
+const REDIS_PORT: u16 = 6379;
+const SENTINEL_PORT: u16 = 26379;
 const BACKOFF_MIN: Duration = Duration::from_millis(20);
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
 /// `read-timeout`: a script or a fork may hold the server up for a while, and a commit that is given up is a commit
 /// of unknown outcome.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Options of the peer that change nothing here: we keep no client-side cache, read from the primary always, and
-/// have one time-out for a whole request.
-const WITHOUT_EFFECT: [&str; 6] =
-    ["route-read", "write-timeout", "client-cache", "client-cache-size", "client-cache-expire", "client-cache-preload"];
+/// Options of the peer that change nothing here: we keep no client-side cache and have one time-out for a whole request.
+const WITHOUT_EFFECT: [&str; 5] =
+    ["write-timeout", "client-cache", "client-cache-size", "client-cache-expire", "client-cache-preload"];
 
+#[derive(Clone)]
 pub(super) struct Target {
-    info: ConnectionInfo,
-    tls: Option<TlsCertificates>,
-    /// For errors and logs: host and port, or the path of the socket, and the database.
+    pub(super) place: Place,
+    pub(super) access: Access,
+    pub(super) prefix: Prefix,
+    /// For errors and logs: hosts and ports, or the path of the socket, and the database.
     pub(super) address: String,
     pub(super) backoff_min: Duration,
     pub(super) backoff_max: Duration,
-    pub(super) response_timeout: Duration,
+    /// The number in the URL. A cluster has only one database, of which it names a part.
+    db: u32,
+}
+
+/// Where the volume may be; `route` finds out where it is.
+#[derive(Clone)]
+pub(super) enum Place {
+    Server(Endpoint),
+    /// Any nodes of it.
+    Cluster(Vec<Endpoint>),
+    Sentinel {
+        master: String,
+        sentinels: Vec<Endpoint>,
+        access: Access,
+    },
 }
 
 impl Target {
     /// `env` looks up an environment variable.
     pub(super) fn parse(url: &str, env: impl Fn(&str) -> Option<String>) -> EngineResult<Target> {
         let url = if url.contains("://") { url.to_owned() } else { format!("redis://{url}") };
-        let (place, query) = url.split_once('?').unwrap_or((&url, ""));
+        let (url, query) = url.split_once('?').unwrap_or((&url, ""));
         let mut options: Vec<(String, String)> = Vec::new();
         for option in query.split('&').filter(|option| !option.is_empty()) {
             let (key, value) = option.split_once('=').unwrap_or((option, ""));
             options.push((key.replace('_', "-"), decode(value)?));
         }
-        let mut info = match place.strip_prefix("unix://") {
-            Some(path) => unix_socket(path, &options)?,
-            None => network(place)?,
+        let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+        let (login, rest) = match scheme {
+            "unix" => match rest.find('/').map(|at| rest.split_at(at)) {
+                Some((login, path)) => (login.strip_suffix('@'), path),
+                None => return Err(bad("unix:// needs the absolute path of a socket")),
+            },
+            "redis" | "rediss" => rest.rsplit_once('@').map_or((None, rest), |(login, rest)| (Some(login), rest)),
+            _ => return Err(bad("the URL begins with none of redis://, rediss:// and unix://")),
         };
-        if info.redis_settings().password().is_none()
-            && let Some(password) = password_from(env)?
+        let mut settings = credentials(login.unwrap_or_default())?;
+        if settings.password().is_none()
+            && let Some(password) = password_from(&env)?
         {
-            let settings = info.redis_settings().clone().set_password(password);
-            info = info.set_redis_settings(settings);
+            settings = settings.set_password(password);
         }
-        let mut target = Target {
-            address: format!("{}/{}", info.addr(), info.redis_settings().db()),
-            // Off by default in the crate: a small request would wait for the reply to the one before.
-            info: info.set_tcp_settings(TcpSettings::default().set_nodelay(true)),
-            tls: None,
-            backoff_min: BACKOFF_MIN,
-            backoff_max: BACKOFF_MAX,
-            response_timeout: RESPONSE_TIMEOUT,
+        let mut backoff = (BACKOFF_MIN, BACKOFF_MAX);
+        let mut access = Access { login: settings, tls: None, timeout: RESPONSE_TIMEOUT };
+        let tls = set_options(&options, &mut access, &mut backoff)?;
+        if scheme == "rediss" {
+            access.tls = Some(Arc::new(Tls::new(tls)?));
+        }
+        let db = |text: &str| text.parse::<u32>().map_err(|_| bad("the database is not a number"));
+        let (place, db) = match scheme {
+            "unix" => {
+                let option = options.iter().find(|(key, _)| key == "db").map_or("0", |(_, value)| value);
+                (Place::Server(Endpoint::Unix(decode(rest)?.into())), db(option)?)
+            }
+            _ => {
+                let (hosts, number) = rest.split_once('/').unwrap_or((rest, ""));
+                (network(hosts, &access, &env)?, db(if number.is_empty() { "0" } else { number })?)
+            }
         };
-        target.set_options(options)?;
-        Ok(target)
-    }
-
-    fn set_options(&mut self, options: Vec<(String, String)>) -> EngineResult<()> {
-        let (mut cert, mut key, mut ca) = (None, None, None);
-        for (option, value) in options {
-            match option.as_str() {
-                "min-retry-backoff" => self.backoff_min = duration(&option, &value)?,
-                "max-retry-backoff" => self.backoff_max = duration(&option, &value)?,
-                "read-timeout" => self.response_timeout = duration(&option, &value)?.max(Duration::from_secs(1)),
-                "tls-cert-file" => cert = Some(file(&option, &value)?),
-                "tls-key-file" => key = Some(file(&option, &value)?),
-                "tls-ca-cert-file" => ca = Some(file(&option, &value)?),
-                "insecure-skip-verify" | "tls-server-name" => {
-                    return Err(Fault::unsupported("open redis").with("option", option).into());
-                }
-                "db" | "protocol" => {}
-                other if WITHOUT_EFFECT.contains(&other) => {}
-                other => tracing::warn!(option = other, "unknown option in the Redis URL is ignored"),
+        let address = format!("{}/{db}", place.text());
+        let target =
+            Target { place, access, prefix: Prefix::NONE, address, backoff_min: backoff.0, backoff_max: backoff.1, db };
+        match target.place {
+            Place::Cluster(_) => Ok(target.in_cluster()),
+            _ => {
+                let login = target.access.login.clone().set_db(i64::from(db));
+                Ok(Target { access: Access { login, ..target.access.clone() }, ..target })
             }
         }
-        let client_tls = match (cert, key) {
-            (Some(client_cert), Some(client_key)) => Some(ClientTlsConfig { client_cert, client_key }),
-            (None, None) => None,
-            _ => return Err(bad("tls-cert-file and tls-key-file go together")),
-        };
-        if client_tls.is_some() || ca.is_some() {
-            self.tls = Some(TlsCertificates { client_tls, root_cert: ca });
-        }
-        Ok(())
     }
 
-    pub(super) fn client(&self) -> EngineResult<Client> {
-        let opened = match &self.tls {
-            Some(tls) => Client::build_with_tls(self.info.clone(), tls.clone()),
-            None => Client::open(self.info.clone()),
-        };
-        opened.map_err(|error| super::conn::fault(error, "open redis").with("address", &self.address).into())
+    /// The same where the server has turned out to be a node of a cluster.
+    pub(super) fn in_cluster(mut self) -> Target {
+        if let Place::Server(endpoint) = &self.place {
+            self.place = Place::Cluster(vec![endpoint.clone()]);
+        }
+        self.access.login = self.access.login.set_db(0);
+        self.prefix = Prefix::of_cluster(self.db);
+        self
     }
+}
+
+impl Place {
+    fn text(&self) -> String {
+        let all = |list: &[Endpoint]| list.iter().map(Endpoint::to_string).collect::<Vec<_>>().join(",");
+        match self {
+            Place::Server(endpoint) => endpoint.to_string(),
+            Place::Cluster(seeds) => all(seeds),
+            Place::Sentinel { master, sentinels, .. } => format!("{master},{}", all(sentinels)),
+        }
+    }
+}
+
+/// Those of TLS are left to be made something of together.
+fn set_options(
+    options: &[(String, String)],
+    access: &mut Access,
+    backoff: &mut (Duration, Duration),
+) -> EngineResult<TlsOptions> {
+    let mut tls = TlsOptions::default();
+    for (option, value) in options {
+        match option.as_str() {
+            "min-retry-backoff" => backoff.0 = duration(option, value)?,
+            "max-retry-backoff" => backoff.1 = duration(option, value)?,
+            "read-timeout" => access.timeout = duration(option, value)?.max(Duration::from_secs(1)),
+            "tls-cert-file" => tls.certificate = Some(file(option, value)?),
+            "tls-key-file" => tls.key = Some(file(option, value)?),
+            "tls-ca-cert-file" => tls.authority = Some(file(option, value)?),
+            "tls-server-name" => tls.server_name = Some(value.clone()).filter(|name| !name.is_empty()),
+            "insecure-skip-verify" => tls.skip_verify = !matches!(value.as_str(), "false" | "0"),
+            "route-read" => {
+                tracing::warn!("route-read in the Redis URL is ignored: a replica may be behind, the master is read");
+            }
+            "db" | "protocol" => {}
+            other if WITHOUT_EFFECT.contains(&other) => {}
+            other => tracing::warn!(option = other, "unknown option in the Redis URL is ignored"),
+        }
+    }
+    if tls.certificate.is_some() != tls.key.is_some() {
+        return Err(bad("tls-cert-file and tls-key-file go together"));
+    }
+    Ok(tls)
 }
 
 fn bad(why: &'static str) -> crate::meta::engine::EngineError {
     Fault::config("open redis").source(why).into()
 }
 
-/// `redis[s]://[[user]:password@]host[:port][/db]`.
-fn network(place: &str) -> EngineResult<ConnectionInfo> {
-    let (_, rest) = place.split_once("://").unwrap_or(("", place));
-    let hosts = rest.rsplit_once('@').map_or(rest, |(_, hosts)| hosts);
-    if hosts.contains(',') {
-        let fault = Fault::unsupported("open redis").source("several hosts: neither Sentinel nor Cluster is served");
-        return Err(fault.into());
+/// `host[:port]`, `host:port,host:port…` (nodes of a cluster), `MASTER,host,host[:port]` (sentinels; a name before the
+/// first comma that has no port is the master's).
+fn network(hosts: &str, access: &Access, env: &impl Fn(&str) -> Option<String>) -> EngineResult<Place> {
+    let is_sentinel = hosts.find(',').is_some_and(|comma| hosts.find(':').is_none_or(|colon| comma < colon));
+    if !is_sentinel {
+        let mut hosts = hosts.split(',').map(|host| host_port(host, REDIS_PORT)).collect::<EngineResult<Vec<_>>>()?;
+        return Ok(if hosts.len() == 1 { Place::Server(hosts.remove(0)) } else { Place::Cluster(hosts) });
     }
-    // The crate's texts name no part of the URL.
-    place.into_connection_info().map_err(|error| super::conn::fault(error, "open redis").into())
-}
-
-/// `unix://[[user]:password@]/path.sock?db=n`.
-fn unix_socket(place: &str, options: &[(String, String)]) -> EngineResult<ConnectionInfo> {
-    let (login, path) = match place.find('/').map(|at| place.split_at(at)) {
-        Some((login, path)) => (login.strip_suffix('@'), path),
-        None => return Err(bad("unix:// needs the absolute path of a socket")),
+    let (master, sentinels) = hosts.split_once(',').unwrap_or((hosts, ""));
+    if master.is_empty() {
+        return Err(bad("the URL names no master before the sentinels"));
+    }
+    // One port at the end is the port of all of them.
+    let port = match sentinels.rsplit_once(':').filter(|(_, port)| !port.contains(']')) {
+        Some((_, port)) => port.parse().map_err(|_| bad("a port in the URL is not a number"))?,
+        None => SENTINEL_PORT,
     };
-    let mut settings = RedisConnectionInfo::default();
-    if let Some(db) = options.iter().find(|(key, _)| key == "db") {
-        settings = settings.set_db(db.1.parse().map_err(|_| bad("db is not a number"))?);
+    let sentinels = sentinels.split(',').map(|host| host_port(host, port)).collect::<EngineResult<Vec<_>>>()?;
+    let mut login = RedisConnectionInfo::default();
+    if let Some(password) = env("SENTINEL_PASSWORD").filter(|password| !password.is_empty()) {
+        login = login.set_password(password);
     }
-    if let Some(login) = login {
-        let (user, password) = login.split_once(':').unwrap_or((login, ""));
-        if !user.is_empty() {
-            settings = settings.set_username(decode(user)?);
-        }
-        if !password.is_empty() {
-            settings = settings.set_password(decode(password)?);
-        }
-    }
-    let info = ConnectionAddr::Unix(decode(path)?.into()).into_connection_info();
-    Ok(info.map_err(|error| super::conn::fault(error, "open redis"))?.set_redis_settings(settings))
+    let access = Access { login, ..access.clone() };
+    Ok(Place::Sentinel { master: master.to_owned(), sentinels, access })
 }
 
-fn password_from(env: impl Fn(&str) -> Option<String>) -> EngineResult<Option<String>> {
+/// `host`, `host:port`, `[v6]`, `[v6]:port`.
+fn host_port(text: &str, default: u16) -> EngineResult<Endpoint> {
+    let (host, port) = match text.strip_prefix('[').map(|rest| rest.split_once(']')) {
+        Some(Some((host, rest))) => (host, rest.strip_prefix(':')),
+        Some(None) => return Err(bad("an address in the URL has no closing bracket")),
+        None => text.rsplit_once(':').map_or((text, None), |(host, port)| (host, Some(port))),
+    };
+    if host.is_empty() || host.chars().any(|c| c.is_control() || c.is_whitespace()) {
+        return Err(bad("the URL names no host"));
+    }
+    let port = match port {
+        Some(port) => port.parse().map_err(|_| bad("a port in the URL is not a number"))?,
+        None => default,
+    };
+    Ok(Endpoint::Tcp(host.to_owned(), port))
+}
+
+/// `user:password`, `:password` or nothing.
+fn credentials(login: &str) -> EngineResult<RedisConnectionInfo> {
+    let mut settings = RedisConnectionInfo::default();
+    let (user, password) = login.split_once(':').unwrap_or((login, ""));
+    if !user.is_empty() {
+        settings = settings.set_username(decode(user)?);
+    }
+    if !password.is_empty() {
+        settings = settings.set_password(decode(password)?);
+    }
+    Ok(settings)
+}
+
+fn password_from(env: &impl Fn(&str) -> Option<String>) -> EngineResult<Option<String>> {
     let set = |name: &str| env(name).filter(|value| !value.is_empty());
     if let Some(password) = set("REDIS_PASSWORD").or_else(|| set("META_PASSWORD")) {
         return Ok(Some(password));
@@ -230,23 +306,47 @@ mod tests {
         ] {
             let target = parse(url).unwrap();
             assert_eq!(target.address, address);
-            assert_eq!(target.info.redis_settings().password(), Some(password));
-            assert!(target.info.tcp_settings().nodelay());
-            target.client().unwrap();
+            assert_eq!(target.access.login.password(), Some(password));
+            assert_eq!(target.access.tls.is_some(), url.starts_with("rediss"));
         }
         let target = parse("redis://h?read-timeout=1m30s&max-retry-backoff=250ms&client-cache=true").unwrap();
-        assert_eq!(target.response_timeout, Duration::from_secs(90));
+        assert_eq!(target.access.timeout, Duration::from_secs(90));
         assert_eq!(target.backoff_max, Duration::from_millis(250));
         assert_eq!(target.backoff_min, BACKOFF_MIN);
     }
 
     #[test]
+    fn several_hosts_are_a_cluster_or_sentinels() {
+        let endpoint = |host: &str, port| Endpoint::Tcp(host.to_owned(), port);
+        let cluster = parse("redis://a:7,[::1]:8,c/3").unwrap();
+        let Place::Cluster(seeds) = &cluster.place else { panic!("no cluster") };
+        assert_eq!(*seeds, [endpoint("a", 7), endpoint("::1", 8), endpoint("c", 6379)]);
+        assert_eq!((cluster.prefix.as_bytes(), cluster.access.login.db()), (&b"{3}"[..], 0));
+        assert_eq!(cluster.address, "a:7,[::1]:8,c:6379/3");
+
+        let env = |name: &str| (name == "SENTINEL_PASSWORD").then(|| "s".to_owned());
+        let watched = Target::parse("rediss://u:p@mymaster,a,b:5000/2", env).unwrap();
+        let Place::Sentinel { master, sentinels, access } = &watched.place else { panic!("no sentinels") };
+        assert_eq!((&master[..], &sentinels[..]), ("mymaster", &[endpoint("a", 5000), endpoint("b", 5000)][..]));
+        assert_eq!((access.login.password(), access.login.username(), access.login.db()), (Some("s"), None, 0));
+        assert_eq!((watched.access.login.password(), watched.access.login.db()), (Some("p"), 2));
+        assert!(access.tls.is_some() && watched.prefix.as_bytes().is_empty());
+        let Place::Sentinel { sentinels, .. } = parse("m,a").unwrap().place else { panic!("no sentinels") };
+        assert_eq!(sentinels, [endpoint("a", 26379)]);
+
+        let found = parse("h:1/4").unwrap().in_cluster();
+        assert_eq!((found.prefix.as_bytes(), found.access.login.db()), (&b"{4}"[..], 0));
+    }
+
+    #[test]
     fn what_is_not_served_is_refused_without_telling_the_password() {
         for url in [
-            "redis://:hunter2@master,host1,host2:26379/1",
+            "redis://:hunter2@,host1,host2:26379/1",
             "redis://:hunter2@host:6379/notanumber",
+            "redis://:hunter2@host:port",
+            "redis://:hunter2@[::1",
             "redis://:hunter2@host?read-timeout=soon",
-            "rediss://:hunter2@host?insecure-skip-verify=true",
+            "rediss://:hunter2@host?tls-server-name=not%20a%20name",
             "redis://:hunter2@host?tls-cert-file=/nowhere",
             "unix://:hunter2@nopath",
             "mysql://:hunter2@host/db",
