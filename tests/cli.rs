@@ -96,7 +96,7 @@ fn mistakes_are_answered_with_the_nearest_word() {
     assert!(outcome.out.starts_with("ERROR: This command requires at least 2 arguments\nUSAGE:\n"), "{}", outcome.out);
     assert!(place.fails("format sqlite3://meta.db vol --block-size 5KiB").contains("5KiB"));
     assert!(place.fails("format sqlite3://meta.db vol --trash-days many").contains("trash-days"));
-    assert!(place.fails("format mysql://u:hunter2@(h:1)/d vol").contains("sqlite3://"));
+    assert!(place.fails("format badger://u:hunter2@h vol").contains("sqlite3://"));
     assert!(!place.path().join("meta.db").exists(), "a mistake leaves nothing behind");
 }
 
@@ -366,7 +366,7 @@ fn hostile_words_get_one_clear_line() {
         (&["status", "redis://:hunter2@[::1/1"], "host:port"),
         (&["status", "redis://:hunt%er2@h"], "percent"),
         (&["status", "redis://:hunter2@127.0.0.1:1/1?unknown=hunter"], "refused"),
-        (&["status", "redis://:hunter2@a,b,c/1"], "Sentinel"),
+        (&["status", "redis://:hunter2@a.invalid,b.invalid/1"], "lookup"),
         (&["status", "unix://user:hunter2@relative.sock"], "absolute path"),
         (&["status", "unix://:hunter2@/nowhere/redis.sock?db=x"], "data base"),
         (&["status", "sqlite3://"], "no place"),

@@ -3,11 +3,11 @@
 
 use super::RedisEngine;
 use crate::base::{FaultKind, Ino, Kind, Name};
+use crate::meta::Meta;
 use crate::meta::engine::suite::{Opened, engine_suite};
 use crate::meta::engine::{Batch, Change, Engine, EngineError, EngineResult, Scan};
 use crate::meta::record::{Counter, Dentry, Key, Record};
 use crate::meta::testing::{file, program, skip, volume_on};
-use crate::meta::{Caller, Meta};
 use crate::util::clock::SystemClock;
 use sluice_test_servers::redis::{Certificates, Cluster, Redis, WITHOUT_SCRIPTS, Watched};
 use std::collections::BTreeSet;
