@@ -129,8 +129,18 @@ impl Driver {
 
     /// Runs a script once.
     pub async fn run(self: &Arc<Driver>, text: String, attempted: &'static str) -> Result<Answers, Failed> {
+        self.run_soon(text, attempted, CONNECT_DEADLINE).await
+    }
+
+    /// The same, with so much time for a connection.
+    async fn run_soon(
+        self: &Arc<Driver>,
+        text: String,
+        attempted: &'static str,
+        wait: Duration,
+    ) -> Result<Answers, Failed> {
         let driver = self.clone();
-        let ran = tokio::spawn(async move { driver.run_here(text, attempted).await }).await;
+        let ran = tokio::spawn(async move { driver.run_here(text, attempted, wait).await }).await;
         ran.unwrap_or_else(|error| Err(Failed::Broken(self.fault(FaultKind::Internal, attempted).source(error))))
     }
 
@@ -152,20 +162,14 @@ impl Driver {
 
     /// Whether the server answers, soon.
     pub async fn check(self: &Arc<Driver>) -> Result<(), Failed> {
-        match tokio::time::timeout(FIRST_DEADLINE, self.run("SELECT 1".to_owned(), "connect")).await {
-            Ok(ran) => ran.map(drop),
-            Err(_) => {
-                let fault = self.fault(FaultKind::Timeout, "connect");
-                Err(Failed::Fault(fault.source("the server cannot be reached, or does not answer")))
-            }
-        }
+        self.run_soon("SELECT 1".to_owned(), "connect", FIRST_DEADLINE).await.map(drop)
     }
 
-    async fn run_here(&self, text: String, attempted: &'static str) -> Result<Answers, Failed> {
+    async fn run_here(&self, text: String, attempted: &'static str, wait: Duration) -> Result<Answers, Failed> {
         macro_rules! run_on {
             ($pool:expr, $cells:path) => {{
                 let passes = |error: &sqlx::Error| matches!(self.meaning(error), Meaning::Broken);
-                let mut held = match $pool.get(Instant::now() + CONNECT_DEADLINE, passes).await {
+                let mut held = match $pool.get(Instant::now() + wait, passes).await {
                     Ok(held) => held,
                     Err(error) => return Err(self.unreachable(error, attempted)),
                 };
