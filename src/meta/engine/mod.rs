@@ -21,6 +21,8 @@ pub mod redis;
 pub mod sql;
 #[cfg(test)]
 pub mod suite;
+#[cfg(any(feature = "redis", feature = "etcd"))]
+pub mod unverified;
 
 use super::record::{Counter, Dentry, DirStat, Key, PlockRange, QuotaOwner, Record};
 use crate::base::{Attr, AttrPatch, ChunkIndex, Fault, FaultKind, FieldMask, Ino, Name, SessionId, Slice, SliceId};

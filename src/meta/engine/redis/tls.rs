@@ -4,12 +4,11 @@
 
 use crate::base::Fault;
 use crate::meta::engine::EngineResult;
+use crate::meta::engine::unverified::Unverified;
 use redis::{RedisError, RedisResult};
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -54,7 +53,7 @@ impl Tls {
             .with_safe_default_protocol_versions()
             .map_err(|error| bad("rediss", error))?;
         let builder = match options.skip_verify {
-            true => builder.dangerous().with_custom_certificate_verifier(Arc::new(Unverified(provider))),
+            true => builder.dangerous().with_custom_certificate_verifier(Arc::new(Unverified::new(provider))),
             false => builder.with_root_certificates(roots(options.authority.as_deref())?),
         };
         let has_identity = options.certificate.is_some();
@@ -158,43 +157,4 @@ fn roots(authority: Option<&[u8]>) -> EngineResult<RootCertStore> {
         }
     }
     Ok(roots)
-}
-
-/// `insecure-skip-verify`: whoever answers is the server. Signatures are checked, so that it holds its own key.
-#[derive(Debug)]
-struct Unverified(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for Unverified {
-    fn verify_server_cert(
-        &self,
-        _end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }

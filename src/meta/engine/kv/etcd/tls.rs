@@ -3,10 +3,7 @@
 use super::link::TlsOptions;
 use crate::base::Fault;
 use crate::meta::engine::EngineResult;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::CryptoProvider;
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{DigitallySignedStruct, SignatureScheme};
+use crate::meta::engine::unverified::Unverified;
 use std::path::Path;
 use std::sync::Arc;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Error, Identity};
@@ -22,7 +19,7 @@ pub(super) fn apply(endpoint: Endpoint, options: &TlsOptions) -> EngineResult<Re
     }
     if options.skip_verify {
         tracing::warn!("etcd: the certificates of the servers are not verified, as the meta URL asks");
-        let verifier = Arc::new(Anybody(Arc::new(rustls::crypto::ring::default_provider())));
+        let verifier = Arc::new(Unverified::new(Arc::new(rustls::crypto::ring::default_provider())));
         return Ok(endpoint.tls_config_with_verifier(config, verifier));
     }
     config = match &options.ca {
@@ -34,43 +31,4 @@ pub(super) fn apply(endpoint: Endpoint, options: &TlsOptions) -> EngineResult<Re
 
 fn file(path: &Path) -> EngineResult<Vec<u8>> {
     std::fs::read(path).map_err(|error| Fault::config("open etcd").with("file", path.display()).source(error).into())
-}
-
-/// Believes every certificate; signatures are still checked against it.
-#[derive(Debug)]
-struct Anybody(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for Anybody {
-    fn verify_server_cert(
-        &self,
-        _end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls12_signature(message, cert, dss, &self.0.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls13_signature(message, cert, dss, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }
