@@ -550,6 +550,11 @@ pub async fn slice_references_are_counted_and_reported(o: Opened) {
     assert_eq!(o.apply(vec![add(-1)]).await.references, [0]);
     // What is to be deleted is still on record until its objects are gone.
     assert_eq!(o.get(&key).await, Some(Record::Number(0)));
+    // A reference that the same batch puts or takes away is counted from what that left.
+    let put = |count| Change::Put(key.clone(), Record::Number(count));
+    assert_eq!(o.apply(vec![put(5), add(1)]).await.references, [6]);
+    assert_eq!(count().await, 6);
+    assert_eq!(o.apply(vec![put(2), add(1), put(7), add(-1)]).await.references, [3, 6]);
     o.apply(vec![Change::Delete(key.clone())]).await;
     assert_eq!(o.get(&key).await, None);
 }

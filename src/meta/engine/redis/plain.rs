@@ -19,7 +19,7 @@ use super::link::Link;
 use crate::base::{Fault, FaultKind};
 use crate::meta::engine::{EngineError, EngineResult};
 use parking_lot::Mutex;
-use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
+use redis::{Cmd, Pipeline, RedisError, RedisResult, ServerError, Value};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -94,6 +94,8 @@ enum Ended {
     Done(Vec<Value>),
     /// Something changed that was watched.
     Disturbed,
+    /// Some of it was refused, and Redis undoes nothing of the rest: a key has changed its type since it was looked at.
+    InPart(ServerError),
 }
 
 /// What `commit.lua` answers: the reports of the changes; `Conflict` when a check does not hold.
@@ -125,6 +127,11 @@ pub(super) async fn commit(connection: &Connection, encoded: &Encoded) -> Engine
                 return reports.into_iter().map(|report| report.of(&values)).collect();
             }
             Ok(Ended::Disturbed) => owned.give_back(),
+            Ok(Ended::InPart(error)) => {
+                owned.give_back();
+                let fault = conn::server_fault(&error, "commit");
+                return Err(fault.source("one change was refused and the others were made: run sluice fsck").into());
+            }
             Err(error) if conn::is_broken(&error) => {
                 connection.discard(generation);
                 return Err(connection.undetermined("commit", error));
@@ -195,7 +202,13 @@ async fn execute(link: &Link, pipeline: &Pipeline) -> RedisResult<Ended> {
     let mut values = link.send_all(pipeline, 0, pipeline.len()).await?;
     match values.pop() {
         Some(Value::Nil) => Ok(Ended::Disturbed),
-        Some(Value::Array(done)) => Ok(Ended::Done(done)),
+        Some(Value::Array(done)) => {
+            let refused = done.iter().find_map(|value| match value {
+                Value::ServerError(error) => Some(error.clone()),
+                _ => None,
+            });
+            Ok(refused.map_or(Ended::Done(done), Ended::InPart))
+        }
         // EXECABORT; why is in the answer to the part that was refused.
         Some(Value::ServerError(error)) => {
             let refused = values.into_iter().find_map(|value| value.extract_error().err());
@@ -487,7 +500,7 @@ fn write<'a>(
     pipeline.cmd("MULTI");
     // What this batch does to fields that later changes of it ask for.
     let mut fields: HashMap<(&[u8], &[u8]), bool> = HashMap::new();
-    let mut references: HashMap<&[u8], i64> = HashMap::new();
+    let mut references: HashMap<(&[u8], &[u8]), i64> = HashMap::new();
     let mut skipped = 0;
     for step in changes {
         let (key, args) = (step.key, &step.args[..]);
@@ -502,11 +515,12 @@ fn write<'a>(
             b'h' => {
                 fields.insert((key, args[0]), true);
                 add("HSET", args);
-                references.remove(args[0]);
+                super::codec::parse(args[1]).map(|put| references.insert((key, args[0]), put));
             }
             b'x' => {
                 fields.insert((key, args[0]), false);
                 add("HDEL", args);
+                references.insert((key, args[0]), 0);
             }
             b'i' => {
                 fields.insert((key, args[0]), true);
@@ -536,13 +550,14 @@ fn write<'a>(
             }
             b'R' => {
                 let stored = bytes(next(answers)?);
-                let stored = match stored.filter(|_| fields.get(&(key, args[0])) != Some(&false)) {
-                    Some(stored) => super::codec::parse::<i64>(&stored).ok_or_else(|| corrupt(step))?,
-                    None => 0,
+                let before = match (references.get(&(key, args[0])), stored) {
+                    (Some(before), _) => *before,
+                    (None, Some(stored)) => super::codec::parse::<i64>(&stored).ok_or_else(|| corrupt(step))?,
+                    (None, None) => 0,
                 };
                 let delta = super::codec::parse::<i64>(args[1]).ok_or_else(|| internal("a delta that is none"))?;
-                let left = references.get(args[0]).copied().unwrap_or(stored) + delta;
-                references.insert(args[0], left);
+                let left = before + delta;
+                references.insert((key, args[0]), left);
                 match left {
                     0 => add("HDEL", &args[..1]),
                     _ => add("HSET", &[args[0], left.to_string().as_bytes()]),
@@ -611,4 +626,39 @@ fn patched(old: &[u8], args: &[&[u8]]) -> Option<Vec<u8>> {
     }
     new.push(0);
     Some(new)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::meta::engine::redis::RedisEngine;
+    use sluice_test_servers::program;
+    use sluice_test_servers::redis::{Redis, WITHOUT_SCRIPTS};
+
+    /// A key that changes its type between what was looked at and EXEC leaves the rest of the transaction applied.
+    #[tokio::test]
+    async fn a_transaction_applied_in_part_is_told() {
+        if program("redis-server").is_none() {
+            return sluice_test_servers::skip("redis-server is not installed");
+        }
+        let server = Redis::start(&WITHOUT_SCRIPTS);
+        let engine = RedisEngine::open(&server.url(0)).await.unwrap();
+        let (link, _) = engine.main.get(Instant::now() + DEADLINE).await.unwrap();
+        server.run(&["SET", "hash", "no hash"]);
+        let mut pipeline = Pipeline::new();
+        pipeline.cmd("MULTI");
+        pipeline.add_command(cmd("INCRBY", b"number", &[b"1"])).add_command(cmd(
+            "HSET",
+            b"hash",
+            &[b"field", b"value"],
+        ));
+        pipeline.cmd("EXEC");
+        match execute(&link, &pipeline).await {
+            Ok(Ended::InPart(error)) => assert_eq!(error.code(), "WRONGTYPE"),
+            Ok(Ended::Done(values)) => panic!("counts as applied: {values:?}"),
+            Ok(Ended::Disturbed) => panic!("nothing was watched"),
+            Err(error) => panic!("{error}"),
+        }
+        assert_eq!(server.run(&["GET", "number"]), "1");
+    }
 }
