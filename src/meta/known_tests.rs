@@ -1,8 +1,10 @@
 //! Known records save trips, decide nothing, and are forgotten in time.
 
 use super::*;
+use crate::base::mode::flag;
 use crate::base::{AttrPatch, ChunkIndex, Errno, Kind, Name, Slice, SliceId, Timestamp};
 use crate::meta::engine::counting::{CountingEngine, Trips};
+use crate::meta::ops::attr::{SetAttr, SetTime};
 use crate::meta::ops::create::NewNode;
 use crate::meta::ops::rename::RenameMode;
 use crate::meta::testing::{Store, file, volume_on};
@@ -58,6 +60,8 @@ async fn what_was_looked_up_is_not_loaded_again() {
     let slice = Slice { pos: 0, id: SliceId(1), size: 100, off: 0, len: 100 };
     here.append_slice(ino, ChunkIndex(0), slice, Timestamp::default()).await.expect("written");
     assert_eq!(once(engine.take()), (0, 0, 1, 0), "append");
+    here.setattr(&Caller::root(), ino, &mode(0o600)).await.expect("changed");
+    assert_eq!(once(engine.take()), (0, 0, 1, 0), "chmod");
     look(&here, "g").await;
     engine.take();
     rename(&here, "f", "g").await.expect("moved");
@@ -67,6 +71,31 @@ async fn what_was_looked_up_is_not_loaded_again() {
     unlink(&here, "g").await.expect("removed");
     let trips = engine.take();
     assert_eq!((trips.load, trips.commit), (0, 1), "unlink");
+}
+
+fn mode(mode: u16) -> SetAttr {
+    SetAttr { mode: Some(mode), ..SetAttr::default() }
+}
+
+/// A time, the flags or the tier that a node seems to have already may be another one by now.
+#[tokio::test]
+async fn what_seems_to_be_so_already_is_set_all_the_same() {
+    let (_, here, there) = two().await;
+    let (root, one, other) = (Caller::root(), Timestamp::new(1_000, 1), Timestamp::new(2_000, 2));
+    let at = |time| Some(SetTime::At(time));
+    let wish = |time, mode| SetAttr { mode: Some(mode), atime: at(time), mtime: at(time), ..SetAttr::default() };
+    let ino = create(&here, "f").await.expect("made");
+    here.setattr(&root, ino, &wish(one, 0o600)).await.expect("set");
+    there.setattr(&root, ino, &wish(other, 0o600)).await.expect("set");
+    here.setattr(&root, ino, &wish(one, 0o640)).await.expect("set");
+    let attr = there.getattr(ino).await.expect("there");
+    assert_eq!((attr.atime, attr.mtime, attr.mode), (one, one, 0o640));
+
+    let flagged = |flags, mode| SetAttr { mode: Some(mode), flags: Some(flags), ..SetAttr::default() };
+    here.setattr(&root, ino, &flagged(0, 0o644)).await.expect("set");
+    there.setattr(&root, ino, &flagged(flag::SKIP_TRASH, 0o644)).await.expect("set");
+    here.setattr(&root, ino, &flagged(0, 0o600)).await.expect("set");
+    assert_eq!(there.getattr(ino).await.expect("there").flags, 0);
 }
 
 /// Whatever another client has changed since, the outcome is that of an operation that looked first.

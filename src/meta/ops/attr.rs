@@ -5,8 +5,10 @@ use super::access::permit;
 use super::acl::{self, Ruled};
 use crate::base::mode::{GROUP_EXECUTE, PERMISSION_BITS, READ, SGID, SUID, WRITE, flag};
 use crate::base::{Attr, AttrPatch, ChunkIndex, Errno, FaultKind, Ino, Kind, Mode, Outcome, Slice, Stop, Timestamp};
+use crate::meta::known::FRESH;
 use crate::meta::txn::{AttrOf, Operation, Seen, Settled, Tx};
 use crate::meta::{Caller, Meta};
+use std::time::Duration;
 
 /// Attributes to set; what is `None` stays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,6 +39,7 @@ struct SetAttrs<'a> {
 
 impl Operation for SetAttrs<'_> {
     const NAME: &'static str = "setattr";
+    const RELIES_ON: Duration = FRESH;
     type Output = Ruled<Attr>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Outcome<Ruled<Attr>> {
@@ -95,15 +98,14 @@ impl Operation for SetAttrs<'_> {
                 patch = patch.set_mode(mode);
             }
         }
-        // Whether a time changes need not be guarded: unchanged as of the load is what the caller asked for.
-        if let Some(time) = self.time(tx, &node, owner, set.atime, node.peek().atime).await? {
+        if let Some(time) = self.time(tx, &node, owner, set.atime, Seen::atime).await? {
             patch = patch.set_atime(time);
         }
-        if let Some(time) = self.time(tx, &node, owner, set.mtime, node.peek().mtime).await? {
+        if let Some(time) = self.time(tx, &node, owner, set.mtime, Seen::mtime).await? {
             patch = patch.set_mtime(time);
         }
         if let Some(flags) = set.flags
-            && flags != node.peek().flags
+            && flags != node.flags()
         {
             let privileged = flags & (flag::IMMUTABLE | flag::APPEND | flag::SKIP_TRASH) != 0;
             if checked && (privileged || !owner) {
@@ -112,7 +114,7 @@ impl Operation for SetAttrs<'_> {
             patch = patch.set_flags(flags);
         }
         if let Some(tier) = set.tier
-            && tier != node.peek().tier
+            && tier != node.tier()
         {
             if checked && !owner {
                 return Err(Errno::EPERM.into());
@@ -154,18 +156,18 @@ impl SetAttrs<'_> {
         Some(mode.unwrap_or(present) & !lost)
     }
 
-    /// The time to store, if it changes.
+    /// The time to store, if it changes. `present` is asked for, and so guarded, only where it decides.
     async fn time(
         &self,
         tx: &mut Tx<'_>,
         node: &Seen,
         owner: bool,
         wish: Option<SetTime>,
-        present: Timestamp,
+        present: impl Fn(&Seen) -> Timestamp,
     ) -> Outcome<Option<Timestamp>> {
         let time = match wish {
             None => return Ok(None),
-            Some(SetTime::At(time)) if time == present => return Ok(None),
+            Some(SetTime::At(time)) if time == present(node) => return Ok(None),
             Some(SetTime::At(time)) => {
                 if node.uid() == 0 && !self.caller.is_root() {
                     return Err(Errno::EPERM.into());
