@@ -4,7 +4,9 @@
 use super::access::permit;
 use super::acl::{self, Ruled};
 use crate::base::mode::{GROUP_EXECUTE, PERMISSION_BITS, READ, SGID, SUID, WRITE, flag};
-use crate::base::{Attr, AttrPatch, ChunkIndex, Errno, FaultKind, Ino, Kind, Mode, Outcome, Slice, Stop, Timestamp};
+use crate::base::{
+    Attr, AttrPatch, ChunkIndex, Errno, FaultKind, FieldMask, Ino, Kind, Mode, Outcome, Slice, Stop, Timestamp,
+};
 use crate::meta::known::FRESH;
 use crate::meta::txn::{AttrOf, Operation, Seen, Settled, Tx};
 use crate::meta::{Caller, Meta};
@@ -98,10 +100,10 @@ impl Operation for SetAttrs<'_> {
                 patch = patch.set_mode(mode);
             }
         }
-        if let Some(time) = self.time(tx, &node, owner, set.atime, Seen::atime).await? {
+        if let Some(time) = self.time(tx, &node, owner, set.atime, (node.peek().atime, FieldMask::ATIME)).await? {
             patch = patch.set_atime(time);
         }
-        if let Some(time) = self.time(tx, &node, owner, set.mtime, Seen::mtime).await? {
+        if let Some(time) = self.time(tx, &node, owner, set.mtime, (node.peek().mtime, FieldMask::MTIME)).await? {
             patch = patch.set_mtime(time);
         }
         if let Some(flags) = set.flags
@@ -156,18 +158,21 @@ impl SetAttrs<'_> {
         Some(mode.unwrap_or(present) & !lost)
     }
 
-    /// The time to store, if it changes. `present` is asked for, and so guarded, only where it decides.
+    /// The time to store, if it changes. The present one is guarded only where it decides.
     async fn time(
         &self,
         tx: &mut Tx<'_>,
         node: &Seen,
         owner: bool,
         wish: Option<SetTime>,
-        present: impl Fn(&Seen) -> Timestamp,
+        (present, field): (Timestamp, FieldMask),
     ) -> Outcome<Option<Timestamp>> {
         let time = match wish {
             None => return Ok(None),
-            Some(SetTime::At(time)) if time == present(node) => return Ok(None),
+            Some(SetTime::At(time)) if time == present => {
+                node.saw(field);
+                return Ok(None);
+            }
             Some(SetTime::At(time)) => {
                 if node.uid() == 0 && !self.caller.is_root() {
                     return Err(Errno::EPERM.into());
