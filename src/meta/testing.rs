@@ -144,6 +144,11 @@ impl Store {
         Arc::new(self.open().await)
     }
 
+    /// The same, with usage that is stored when mounts store it: a moment later, or at `sync`.
+    pub async fn gathering_engine(&self) -> Arc<dyn Engine> {
+        Arc::new(TestEngine { gathers_usage: false, ..self.open().await })
+    }
+
     /// The same, losing the reply of three commits in five.
     pub async fn lossy_engine(&self) -> Arc<dyn Engine> {
         Arc::new(TestEngine { commits: Some(Arc::default()), ..self.open().await })
