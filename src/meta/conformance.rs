@@ -1,5 +1,6 @@
 //! What operations have to show together, on every engine (`testing`): each case ends with the tree checker.
 
+mod contention;
 mod directories;
 mod races;
 

@@ -43,9 +43,13 @@ fn engine_under_test() -> String {
     std::env::var(ENGINE_VARIABLE).unwrap_or_else(|_| "memory".to_owned())
 }
 
+pub fn is_in_memory() -> bool {
+    engine_under_test() == "memory"
+}
+
 /// How many random cases or steps to take where memory takes `in_memory`: a server or a file takes longer.
 pub fn cases(in_memory: u32) -> u32 {
-    if engine_under_test() == "memory" { in_memory } else { in_memory.div_ceil(4) }
+    if is_in_memory() { in_memory } else { in_memory.div_ceil(4) }
 }
 
 /// Runs a test's future where no attribute can: in the cases of proptest.
@@ -138,6 +142,11 @@ impl Store {
     /// The engine of one more client.
     pub async fn engine(&self) -> Arc<dyn Engine> {
         Arc::new(self.open().await)
+    }
+
+    /// The same, with usage that is stored when mounts store it: a moment later, or at `sync`.
+    pub async fn gathering_engine(&self) -> Arc<dyn Engine> {
+        Arc::new(TestEngine { gathers_usage: false, ..self.open().await })
     }
 
     /// The same, losing the reply of three commits in five.

@@ -11,7 +11,7 @@ use crate::base::{Fault, SliceId};
 use crate::chunk::{ChunkStore, layout};
 use crate::meta::Caller;
 use crate::meta::check::check;
-use crate::meta::engine::{Engine, Scan};
+use crate::meta::engine::Scan;
 use crate::meta::reclaim::SliceRemover;
 use crate::meta::record::{Key, Record};
 use crate::meta::session::SessionInfo;
@@ -88,7 +88,7 @@ pub async fn put_in_order(world: &World, random: &mut StdRng) {
 
 /// Nothing is left that should not be, and everything is there that was promised.
 pub async fn judge(world: &World, trees: Vec<Tree>) {
-    let report = check(&world.net.engine).await.expect("an engine in memory answers");
+    let report = check(&*world.net.engine).await.expect("the engine answers who looks on");
     assert!(report.is_clean(), "{report}");
     for scan in [Scan::Sessions, Scan::DeletedFiles, Scan::DelayedSlices] {
         let rows = world.rows(&scan).await;
@@ -147,7 +147,7 @@ async fn read_back(world: &World, up: &super::world::Up, file: usize) {
         let cells: Vec<u32> = model.files[file].written().collect();
         (model.files[file].ino, opened, cells)
     };
-    let present = world.net.engine.read(&[Key::Attr(ino)]).await.expect("an engine in memory answers");
+    let present = world.net.engine.read(&[Key::Attr(ino)]).await.expect("the engine answers who looks on");
     if !matches!(present[..], [Some(_)]) {
         assert!(
             world.model.lock().files[file].going.is_some(),

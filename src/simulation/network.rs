@@ -1,6 +1,6 @@
 //! What lies between the clients and what they share: latency, losses and outages, crashes and pauses.
 //!
-//! Each client has a [`Line`] of its own to the one engine and the one store. Requests and replies take time, so that
+//! Each client has a [`Line`] of its own, with an engine of its own on the one volume, and to the one store. Requests and replies take time, so that
 //! others get in between an effect and the news of it; either may be lost. A dead line never answers again, whatever
 //! waits for it: that is a crash, for nothing of the client reaches anybody after it but what was on its way. A line
 //! that is held answers later.
@@ -8,10 +8,10 @@
 //! The network keeps account of the slices that may be left in the store without a reference (`excuses`): their client
 //! crashed before the commit, or was not told how a commit, an upload or a removal ended.
 
+use super::real::Volume;
 use crate::base::{Fault, Ino, Name, SliceId};
 use crate::buf::Payload;
 use crate::cache::BlockKey;
-use crate::meta::engine::mem::MemEngine;
 use crate::meta::engine::{
     Batch, Change, Committed, Cursor, Engine, EngineError, EngineResult, EngineTxn, Looked, Page, PlusPage, Scan,
 };
@@ -62,7 +62,9 @@ pub enum Outage {
 
 /// What all lines share.
 pub struct Network {
-    pub engine: MemEngine,
+    volume: Volume,
+    /// For who looks on, past all lines.
+    pub engine: Arc<dyn Engine>,
     pub store: Arc<MemStore>,
     chances: Mutex<Chances>,
     random: Mutex<StdRng>,
@@ -79,14 +81,17 @@ pub struct Network {
 impl Network {
     pub fn new(seed: u64, chances: Chances, stall: Duration) -> Arc<Network> {
         let mut random = StdRng::seed_from_u64(seed);
+        let volume = Volume::new();
+        let engine = volume.engine();
         Arc::new(Network {
-            engine: MemEngine::default(),
             store: Arc::default(),
             chances: Mutex::new(chances),
-            lists_chunks_of_file: random.random(),
+            lists_chunks_of_file: random.random::<bool>() && engine.lists_chunks_of_file(),
             looks_up: random.random(),
             ranges: random.random_bool(0.75),
             random: Mutex::new(random),
+            volume,
+            engine,
             outages: Mutex::default(),
             excuses: Mutex::default(),
             stall,
@@ -168,6 +173,7 @@ pub enum Held {
 /// One incarnation of a client, as engine and store see it.
 pub struct Line {
     net: Arc<Network>,
+    engine: Arc<dyn Engine>,
     state: Mutex<State>,
     /// Slices of which something was uploaded over this line, and which are not committed yet.
     uploaded: Mutex<BTreeSet<SliceId>>,
@@ -177,7 +183,13 @@ pub struct Line {
 
 impl Line {
     pub fn new(net: Arc<Network>) -> Arc<Line> {
-        Arc::new(Line { net, state: Mutex::new(State::Open), uploaded: Mutex::default(), away_until: Mutex::default() })
+        Arc::new(Line {
+            engine: net.volume.engine(),
+            net,
+            state: Mutex::new(State::Open),
+            uploaded: Mutex::default(),
+            away_until: Mutex::default(),
+        })
     }
 
     /// Nothing is heard over this line any more.
@@ -280,40 +292,48 @@ impl Engine for LineEngine {
         self.0.net.lists_chunks_of_file
     }
 
+    fn stores_empty_values(&self) -> bool {
+        self.0.engine.stores_empty_values()
+    }
+
+    fn batch_max(&self) -> usize {
+        self.0.engine.batch_max()
+    }
+
     async fn prepare(&self) -> EngineResult<()> {
-        Ok(())
+        self.0.engine.prepare().await
     }
 
     async fn read(&self, keys: &[Key]) -> EngineResult<Vec<Option<Record>>> {
-        self.0.ask("read", self.0.net.engine.read(keys)).await
+        self.0.ask("read", self.0.engine.read(keys)).await
     }
 
     async fn lookup(&self, parent: Ino, name: &Name) -> EngineResult<Option<Looked>> {
         if !self.0.net.looks_up {
             return Ok(None);
         }
-        self.0.ask("lookup", self.0.net.engine.lookup(parent, name)).await
+        self.0.ask("lookup", self.0.engine.lookup(parent, name)).await
     }
 
     async fn begin(&self, first: &[Key]) -> EngineResult<(Box<dyn EngineTxn>, Vec<Option<Record>>)> {
-        let (txn, records) = self.0.ask("begin", self.0.net.engine.begin(first)).await?;
+        let (txn, records) = self.0.ask("begin", self.0.engine.begin(first)).await?;
         Ok((Box::new(LineTxn { line: self.0.clone(), txn }), records))
     }
 
     async fn scan_readable(&self, scan: &Scan, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
-        self.0.ask("scan", self.0.net.engine.scan_readable(scan, after, limit)).await
+        self.0.ask("scan", self.0.engine.scan_readable(scan, after, limit)).await
     }
 
     async fn scan_plus(&self, dir: Ino, after: Option<&Cursor>, limit: usize) -> EngineResult<PlusPage> {
-        self.0.ask("scan", self.0.net.engine.scan_plus(dir, after, limit)).await
+        self.0.ask("scan", self.0.engine.scan_plus(dir, after, limit)).await
     }
 
     async fn allocate(&self, counter: Counter, count: u64) -> EngineResult<u64> {
-        self.0.ask("allocate", self.0.net.engine.allocate(counter, count)).await
+        self.0.ask("allocate", self.0.engine.allocate(counter, count)).await
     }
 
     async fn sync(&self) -> EngineResult<()> {
-        self.0.ask("sync", self.0.net.engine.sync()).await
+        self.0.ask("sync", self.0.engine.sync()).await
     }
 
     async fn erase(&self) -> EngineResult<()> {

@@ -25,6 +25,7 @@ async fn run_on(engine: &str) {
         .args([
             "meta::",
             "tools::",
+            "simulation::",
             "--skip",
             "meta::engine::",
             "--skip",

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::base::{ChunkIndex, Errno, FaultKind, Kind, Slice, SliceId, Timestamp};
-use crate::meta::check::check;
 use crate::meta::engine::Change;
 use crate::meta::engine::counting::CountingEngine;
 use crate::meta::engine::suite::{Opened, engine_suite};
@@ -164,40 +163,6 @@ async fn operations_take_few_trips() {
         engine.take();
         meta.unlink(&root, Ino::ROOT, &name("i"), true).await.expect("removed");
         assert!(engine.take().total() <= 3, "unlink");
-    }
-}
-
-/// Thirty-two clients in one directory: none fails, and everything is there once.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_clients_create_in_one_directory() {
-    const CLIENTS: usize = 32;
-    const FILES: usize = 12;
-    for options in fresh() {
-        let first = client(&options).await;
-        let mut tasks = Vec::new();
-        // One connection each, opened one after the other: passwords are made expensive to check.
-        let single = ServerOptions { max_open_conns: 1, ..options.clone() };
-        let mut clients = Vec::new();
-        for _ in 0..CLIENTS {
-            clients.push(client(&single).await);
-        }
-        let begun = Instant::now();
-        for (number, meta) in clients.into_iter().enumerate() {
-            tasks.push(tokio::spawn(async move {
-                for made in 0..FILES {
-                    file(&meta, &format!("c{number}-{made}")).await;
-                }
-                meta.engine().sync().await.expect("synced");
-            }));
-        }
-        for task in tasks {
-            task.await.expect("no failure");
-        }
-        println!("{:?}: {} files in {:?}", options.kind, CLIENTS * FILES, begun.elapsed());
-        let report = check(&**first.engine()).await.expect("a readable volume");
-        assert!(report.is_clean(), "{report:?}");
-        let page = first.list(Ino::ROOT, None, 4096).await.expect("listed");
-        assert_eq!(page.entries.len(), CLIENTS * FILES);
     }
 }
 
