@@ -131,9 +131,19 @@ fn members_of(uri: &ServerUri) -> Vec<(String, u16)> {
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 fn sql_options(uri: &ServerUri) -> Outcome<crate::meta::engine::sql::server::ServerOptions> {
     use crate::meta::engine::sql::server::{ServerKind, ServerOptions, Tls};
-    const POOL: [&str; 5] = ["max_open_conns", "max_idle_conns", "max_idle_time", "max_life_time", "table_prefix"];
+    // The files of certificates have the names of PostgreSQL on both; the peer's driver of MySQL has none.
+    const BOTH: [&str; 8] = [
+        "max_open_conns",
+        "max_idle_conns",
+        "max_idle_time",
+        "max_life_time",
+        "table_prefix",
+        "sslrootcert",
+        "sslcert",
+        "sslkey",
+    ];
     const MYSQL: [&str; 1] = ["tls"];
-    const POSTGRES: [&str; 6] = ["sslmode", "sslrootcert", "sslcert", "sslkey", "search_path", "host"];
+    const POSTGRES: [&str; 3] = ["sslmode", "search_path", "host"];
     // How the peer's driver talks to the server; ours has its own ways.
     const IGNORED: [&str; 9] = [
         "charset",
@@ -151,8 +161,8 @@ fn sql_options(uri: &ServerUri) -> Outcome<crate::meta::engine::sql::server::Ser
     for (name, _) in &uri.options {
         if IGNORED.contains(&name.as_str()) || name == "max_idle_conns" {
             tracing::warn!(option = name, "this option of the meta URL has no meaning for this client");
-        } else if !POOL.contains(&name.as_str()) && !own.contains(&name.as_str()) {
-            let known = POOL.iter().chain(own).copied().collect::<Vec<_>>().join(", ");
+        } else if !BOTH.contains(&name.as_str()) && !own.contains(&name.as_str()) {
+            let known = BOTH.iter().chain(own).copied().collect::<Vec<_>>().join(", ");
             return Err(refused(format!("the meta URL has the option {name}; known are {known}")).into());
         }
     }
@@ -172,8 +182,11 @@ fn sql_options(uri: &ServerUri) -> Outcome<crate::meta::engine::sql::server::Ser
         },
         _ => match uri.option("sslmode") {
             Some("disable") => Tls::Off,
-            Some("allow" | "prefer") => Tls::Preferred,
-            None | Some("require") => Tls::Unverified,
+            // As the peer has it where nothing is said.
+            None | Some("allow" | "prefer") => Tls::Preferred,
+            // As the peer's driver has it, and libpq: whoever names an authority means it.
+            Some("require") if uri.option("sslrootcert").is_some_and(|file| !file.is_empty()) => Tls::Authority,
+            Some("require") => Tls::Unverified,
             Some("verify-ca") => Tls::Authority,
             Some("verify-full") => Tls::Full,
             Some(_) => {
@@ -212,3 +225,6 @@ fn sql_options(uri: &ServerUri) -> Outcome<crate::meta::engine::sql::server::Ser
         max_life_seconds: number("max_life_time")?,
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,6 +12,8 @@ pub mod counting;
 pub mod fault;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "etcd", feature = "tikv"))]
 pub mod gathered;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "etcd", feature = "tikv"))]
+pub mod handshake;
 #[cfg(any(feature = "etcd", feature = "tikv"))]
 pub mod kv;
 pub mod mem;

@@ -1,5 +1,6 @@
 //! etcd: one server or a cluster of three, a key prefix per test.
 
+use crate::Certificates;
 use crate::process::{Kept, free_port, program};
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,8 +11,8 @@ use tempfile::TempDir;
 /// A cluster of one or more nodes. Dropping it ends them and removes their data.
 pub struct Etcd {
     nodes: Vec<Node>,
-    /// Certificate and key of TLS towards clients.
-    tls: Option<(PathBuf, PathBuf)>,
+    /// Options of TLS towards clients.
+    tls: Vec<String>,
     prefixes_taken: AtomicU32,
 }
 
@@ -33,15 +34,20 @@ impl Etcd {
 
     /// A cluster of so many nodes.
     pub fn start(nodes: usize) -> Etcd {
-        Etcd::start_with(nodes, None)
+        Etcd::start_with(nodes, Vec::new())
     }
 
-    /// One node that speaks TLS with this certificate and this key.
-    pub fn start_tls(certificate: PathBuf, key: PathBuf) -> Etcd {
-        Etcd::start_with(1, Some((certificate, key)))
+    /// One node that speaks TLS, with clients that have a certificate only, if so.
+    pub fn start_tls(certificates: &Certificates, clients: bool) -> Etcd {
+        let option = |name: &str, file: &str| format!("--{name}={}", certificates.path(file));
+        let mut tls = vec![option("cert-file", "server.pem"), option("key-file", "server.key")];
+        if clients {
+            tls.extend([option("trusted-ca-file", "authority.pem"), "--client-cert-auth".to_owned()]);
+        }
+        Etcd::start_with(1, tls)
     }
 
-    fn start_with(nodes: usize, tls: Option<(PathBuf, PathBuf)>) -> Etcd {
+    fn start_with(nodes: usize, tls: Vec<String>) -> Etcd {
         let node = |_| Node {
             client_port: free_port(),
             peer_port: free_port(),
@@ -65,16 +71,14 @@ impl Etcd {
         let all: Vec<String> =
             self.nodes.iter().enumerate().map(|(number, node)| format!("{}={}", name(number), peer(node))).collect();
         let node = &self.nodes[number];
-        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let scheme = if self.tls.is_empty() { "http" } else { "https" };
         let client = format!("{scheme}://127.0.0.1:{}", node.client_port);
         let mut command = Command::new(program("etcd").expect("etcd is installed"));
         command.args(["--name", &name(number), "--data-dir"]).arg(node.dir.join("data"));
         command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
         command.args(["--listen-peer-urls", &peer(node), "--initial-advertise-peer-urls", &peer(node)]);
         command.args(["--initial-cluster", &all.join(","), "--initial-cluster-state", state, "--log-level", "error"]);
-        if let Some((certificate, key)) = &self.tls {
-            command.arg("--cert-file").arg(certificate).arg("--key-file").arg(key);
-        }
+        command.args(&self.tls);
         if self.nodes.len() == 1 {
             command.arg("--unsafe-no-fsync");
         }

@@ -5,12 +5,14 @@
 //! which hands out a database, schema or key prefix of its own to each test. [`program`] tells whether a server is
 //! installed at all; [`skip`] announces a test that cannot run without.
 
+mod certificates;
 pub mod etcd;
 pub mod mariadb;
 pub mod postgres;
 mod process;
 pub mod redis;
 
+pub use certificates::Certificates;
 pub use process::{Kept, free_port, program, skip};
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! MariaDB: one server, a database per test.
 
+use crate::Certificates;
 use crate::process::{Kept, free_port, program, run};
 use std::path::PathBuf;
 use std::process::Command;
@@ -34,7 +35,15 @@ impl Mariadb {
         Mariadb::start_with(&["--innodb-flush-log-at-trx-commit=0", "--skip-innodb-doublewrite"])
     }
 
-    /// A server with further options.
+    /// A server that takes encrypted connections only, over TCP.
+    pub fn start_tls(certificates: &Certificates) -> Mariadb {
+        let option = |name: &str, file: &str| format!("--ssl-{name}={}", certificates.path(file));
+        let files = [option("ca", "authority.pem"), option("cert", "server.pem"), option("key", "server.key")];
+        let options: Vec<&str> = files.iter().map(String::as_str).chain(["--require-secure-transport=ON"]).collect();
+        Mariadb::start_with(&options)
+    }
+
+    /// A server with further options. It listens at 127.0.0.2 too, which is in no certificate of the tests.
     pub fn start_with(options: &[&str]) -> Mariadb {
         let dir = TempDir::new().expect("a temporary directory").keep();
         let found = |name: &str| program(name).unwrap_or_else(|| panic!("{name} is installed"));
@@ -44,7 +53,7 @@ impl Mariadb {
         let (port, socket) = (free_port(), dir.join("socket"));
         let mut server = Command::new(found("mariadbd"));
         server
-            .args(["--no-defaults", "--user=root", "--bind-address=127.0.0.1", "--max-connections=1000"])
+            .args(["--no-defaults", "--user=root", "--bind-address=127.0.0.1,127.0.0.2", "--max-connections=1000"])
             .args(["--innodb-buffer-pool-size=256M", "--innodb-log-file-size=64M"])
             .arg(format!("--datadir={}", dir.join("data").display()))
             .arg(format!("--socket={}", socket.display()))

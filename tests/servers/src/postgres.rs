@@ -1,5 +1,6 @@
 //! PostgreSQL: one server, a database per test.
 
+use crate::Certificates;
 use crate::process::{Kept, free_port, program, run};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -42,8 +43,24 @@ impl Postgres {
         SERVER.get_or_init(|| Postgres::start_with(&["fsync=off", "synchronous_commit=off", "full_page_writes=off"]))
     }
 
+    /// A server that takes encrypted connections only, over TCP, and those of clients with a certificate only, if so.
+    pub fn start_tls(certificates: &Certificates, clients: bool) -> Postgres {
+        let how = if clients { "scram-sha-256 clientcert=verify-ca" } else { "scram-sha-256" };
+        let rules = format!("local all all scram-sha-256\nhostssl all all 127.0.0.0/8 {how}\n");
+        let settings = ["ssl=on", "ssl_ca_file=authority.pem", "ssl_cert_file=server.pem", "ssl_key_file=server.key"];
+        Postgres::start_prepared(&settings, |data| {
+            certificates.copy_to(data);
+            std::fs::write(data.join("pg_hba.conf"), rules).expect("the rules are written");
+        })
+    }
+
     /// A server with the settings named.
     pub fn start_with(settings: &[&str]) -> Postgres {
+        Postgres::start_prepared(settings, |_| {})
+    }
+
+    /// It listens at 127.0.0.2 too, which is in no certificate of the tests.
+    fn start_prepared(settings: &[&str], prepare: impl FnOnce(&Path)) -> Postgres {
         let dir = TempDir::new().expect("a temporary directory").keep();
         std::fs::write(dir.join("password"), PASSWORD).expect("a file with the password");
         run(Command::new("chown").arg("-R").arg("postgres:postgres").arg(&dir));
@@ -51,7 +68,8 @@ impl Postgres {
             .args(["--no-sync", "--encoding=UTF8", "--locale=C", "--auth=scram-sha-256", "-U", USER, "-D"])
             .arg(data(&dir))
             .arg(format!("--pwfile={}", dir.join("password").display())));
-        let mut conf = format!("unix_socket_directories = '{}'\nlisten_addresses = '127.0.0.1'\n", dir.display());
+        let mut conf =
+            format!("unix_socket_directories = '{}'\nlisten_addresses = '127.0.0.1,127.0.0.2'\n", dir.display());
         conf += "max_connections = 500\nshared_buffers = 256MB\n";
         for setting in settings {
             let (name, value) = setting.split_once('=').expect("name=value");
@@ -59,6 +77,8 @@ impl Postgres {
         }
         let file = data(&dir).join("postgresql.auto.conf");
         std::fs::write(&file, conf).expect("the settings are written");
+        prepare(&data(&dir));
+        run(Command::new("chown").arg("-R").arg("postgres:postgres").arg(&dir));
         let mut postgres = Postgres { port: free_port(), dir, databases_taken: AtomicU32::new(0), server: None };
         postgres.serve();
         postgres

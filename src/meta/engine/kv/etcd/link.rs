@@ -6,6 +6,7 @@
 
 use super::messages::{AuthenticateRequest, AuthenticateResponse};
 use crate::base::{Fault, FaultKind};
+use crate::meta::engine::handshake::{self, TlsNames};
 use crate::meta::engine::{EngineError, EngineResult};
 use parking_lot::Mutex;
 use prost::Message;
@@ -39,6 +40,7 @@ const APART: Duration = Duration::from_secs(60);
 /// Between attempts, once every member was tried: doubling, jittered.
 const PAUSE_FIRST: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+const TLS_NAMES: TlsNames = TlsNames { trust: "cacert, server-name", identity: "cert and key" };
 /// Far more than a reply can be that was asked for with a limit.
 const REPLY_BYTES_MAX: usize = 256 << 20;
 
@@ -73,6 +75,7 @@ struct Member {
 pub(super) struct Link {
     members: Vec<Member>,
     user: Option<(String, String)>,
+    is_plain: bool,
     state: Mutex<State>,
     /// One task asks for a token at a time.
     authenticating: tokio::sync::Mutex<()>,
@@ -115,7 +118,8 @@ impl Link {
             return Err(Fault::config("open etcd").source("the meta URL names no server").into());
         }
         let user = options.user.clone();
-        Ok(Link { members, user, state: Mutex::default(), authenticating: tokio::sync::Mutex::default() })
+        let is_plain = options.tls.is_none();
+        Ok(Link { members, user, is_plain, state: Mutex::default(), authenticating: tokio::sync::Mutex::default() })
     }
 
     /// How long requests that begin now are tried.
@@ -250,7 +254,23 @@ impl Link {
     fn judge(&self, status: &Status, number: usize) -> Failed {
         let kind = kind_of(status);
         let member = &self.members[number];
-        let fault = fault(kind, "ask etcd", &text_of(status)).with("address", &member.address);
+        let mut fault = fault(kind, "ask etcd", &text_of(status)).with("address", &member.address);
+        // Once it has worked it may pass, as when certificates are renewed.
+        let refusal = handshake::refusal(status, &TLS_NAMES).filter(|_| !self.state.lock().reached);
+        if let Some((kind, said)) = &refusal {
+            fault = self::fault(*kind, "connect", said).with("address", &member.address);
+            if self.members.len() == 1 {
+                return Failed::Refused(fault);
+            }
+        } else if was_hung_up(status) && !self.state.lock().reached {
+            // Over TLS the reason that the server gives is lost on the way here.
+            let wanted = match self.is_plain {
+                true => "TLS (cacert of the meta URL)",
+                false => "a certificate of this client that it believes (cert and key of the meta URL)",
+            };
+            let said = format!("{}; the server may want {wanted}", text_of(status));
+            fault = self::fault(kind, "connect", &said).with("address", &member.address);
+        }
         if !matches!(kind, FaultKind::Unavailable | FaultKind::Throttled) {
             return Failed::Refused(fault);
         }
@@ -265,7 +285,11 @@ impl Link {
         if state.in_use == number {
             state.in_use = (number + 1) % self.members.len();
         }
-        if kind == FaultKind::Throttled || was_refused(status) { Failed::Unsent(fault) } else { Failed::Silent(fault) }
+        if kind == FaultKind::Throttled || was_refused(status) || refusal.is_some() {
+            Failed::Unsent(fault)
+        } else {
+            Failed::Silent(fault)
+        }
     }
 
     pub fn addresses(&self) -> String {
@@ -343,6 +367,14 @@ fn was_refused(status: &Status) -> bool {
         cause = error.source();
     }
     false
+}
+
+/// Somebody took the connection and ended it at the first words.
+fn was_hung_up(status: &Status) -> bool {
+    let said = text_of(status);
+    ["connection closed", "connection reset", "broken pipe", "frame"]
+        .iter()
+        .any(|end| said.to_lowercase().contains(end))
 }
 
 /// The token has expired, the member that gave it is gone, or users were changed since.

@@ -8,8 +8,8 @@ use crate::meta::engine::Engine;
 use crate::meta::engine::kv::tests::etcd_options;
 use crate::meta::record::{Counter, Key};
 use crate::meta::testing::{program, skip};
+use sluice_test_servers::Certificates;
 use sluice_test_servers::etcd::Etcd as Server;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 fn installed(programs: &[&str]) -> bool {
@@ -30,11 +30,15 @@ async fn refusal(options: &EtcdOptions) -> Fault {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn users_have_tokens_that_are_asked_for_again() {
-    if !installed(&Server::PROGRAMS) {
+    if !installed(&[Server::PROGRAMS[0], Certificates::PROGRAMS[0]]) {
         return;
     }
-    let mut server = start().await;
-    let open_to_all = etcd_options(&server.next_url());
+    let made = Certificates::make();
+    let ca = made.file("authority.pem");
+    let mut server = tokio::task::block_in_place(|| Server::start_tls(&made, false));
+    // Passwords do not go over the wire as they are.
+    let tls = Some(TlsOptions { ca: Some(ca), ..TlsOptions::default() });
+    let open_to_all = EtcdOptions { tls, ..etcd_options(&server.next_url()) };
     let as_root =
         |password: &str| EtcdOptions { user: Some(("root".to_owned(), password.to_owned())), ..open_to_all.clone() };
     // A password where nobody needs one is no mistake.
@@ -68,50 +72,6 @@ async fn users_have_tokens_that_are_asked_for_again() {
         assert!(!fault.to_string().contains("hunter"), "{fault}");
     }
     drop(engine);
-    tokio::task::block_in_place(|| drop(server));
-}
-
-/// An authority and a certificate of it for the name `etcd.test`.
-fn certificates(dir: &Path) -> [PathBuf; 3] {
-    let [ca, ca_key, request, certificate, key] =
-        ["ca.pem", "ca.key", "server.csr", "server.pem", "server.key"].map(|name| dir.join(name));
-    let openssl = |args: &[&str], paths: &[(&str, &Path)]| {
-        let mut command = std::process::Command::new(program("openssl").unwrap());
-        command.args(args);
-        for (option, path) in paths {
-            command.arg(option).arg(path);
-        }
-        let output = command.output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    };
-    let names = dir.join("names");
-    std::fs::write(&names, "subjectAltName=DNS:etcd.test\n").unwrap();
-    let new = ["req", "-newkey", "rsa:2048", "-nodes"];
-    openssl(&[&new[..], &["-x509", "-days", "2", "-subj", "/CN=ca"]].concat(), &[("-keyout", &ca_key), ("-out", &ca)]);
-    openssl(&[&new[..], &["-subj", "/CN=etcd.test"]].concat(), &[("-keyout", &key), ("-out", &request)]);
-    let from = [("-in", &*request), ("-CA", &ca), ("-CAkey", &ca_key), ("-extfile", &names), ("-out", &certificate)];
-    openssl(&["x509", "-req", "-days", "2", "-CAcreateserial"], &from);
-    [ca, certificate, key]
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn servers_are_believed_as_the_options_say() {
-    if !installed(&[Server::PROGRAMS[0], "openssl"]) {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let [ca, certificate, key] = certificates(dir.path());
-    let server = tokio::task::spawn_blocking(move || Server::start_tls(certificate, key)).await.unwrap();
-    let with = |tls| EtcdOptions { tls: Some(tls), ..etcd_options(&server.next_url()) };
-    let named = TlsOptions { ca: Some(ca), server_name: Some("etcd.test".to_owned()), ..TlsOptions::default() };
-    assert_eq!(open(&with(named.clone())).await.unwrap().allocate(Counter::NextSlice, 1).await.unwrap(), 1);
-    let skipping = TlsOptions { skip_verify: true, ..TlsOptions::default() };
-    assert_eq!(open(&with(skipping)).await.unwrap().allocate(Counter::NextSlice, 1).await.unwrap(), 1);
-    // The address is not in the certificate; nobody of the system's authorities has signed it; a file that is not there.
-    refusal(&with(TlsOptions { server_name: None, ..named.clone() })).await;
-    refusal(&with(TlsOptions { ca: None, ..named.clone() })).await;
-    let fault = refusal(&with(TlsOptions { ca: Some("/no/such/file".into()), ..named })).await;
-    assert!(fault.kind() == FaultKind::Config && fault.to_string().contains("/no/such/file"), "{fault}");
     tokio::task::block_in_place(|| drop(server));
 }
 

@@ -6,14 +6,17 @@
 use super::pool::{Keep, NoConnection, Pool};
 use super::{ServerKind, ServerOptions, Tls};
 use crate::base::{Fault, FaultKind};
+use crate::meta::engine::handshake::{self, TlsNames};
 use crate::meta::engine::sql::rows::Columns;
 use crate::util::outage::Outage;
 use futures::{Stream, TryStreamExt};
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlDatabaseError, MySqlRow, MySqlSslMode};
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgRow, PgSslMode};
 use sqlx::{AssertSqlSafe, ConnectOptions, Either, Executor, Row, TypeInfo, ValueRef};
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a request waits for a connection: while the server is restarted, or all connections are busy.
@@ -32,6 +35,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 const CONNECTIONS: usize = 16;
 /// Kept open while nothing is asked.
 const IDLE_SECONDS: u64 = 300;
+
+const TLS_NAMES: TlsNames = TlsNames { trust: "sslrootcert", identity: "sslcert and sslkey" };
 
 /// A value of a row.
 #[derive(Clone, Debug, PartialEq)]
@@ -96,11 +101,14 @@ pub struct Driver {
     /// Where the server is, for messages.
     address: String,
     away: Outage,
+    /// A connection was made before: what is wrong with TLS now may pass, as when certificates are renewed.
+    reached: AtomicBool,
 }
 
 impl Driver {
     /// Nothing is connected yet.
     pub fn new(options: &ServerOptions) -> Result<Driver, Fault> {
+        check_files(options)?;
         let most = match options.max_open_conns as usize {
             0 => CONNECTIONS,
             most => most.min(tokio::sync::Semaphore::MAX_PERMITS),
@@ -120,7 +128,8 @@ impl Driver {
                 (Connections::Postgres(Pool::new(postgres(options), most, keep)), setup)
             }
         };
-        Ok(Driver { connections, setup, kind: options.kind, address: options.address(), away: Outage::default() })
+        let (kind, address) = (options.kind, options.address());
+        Ok(Driver { connections, setup, kind, address, away: Outage::default(), reached: AtomicBool::new(false) })
     }
 
     pub fn fault(&self, kind: FaultKind, attempted: &'static str) -> Fault {
@@ -235,6 +244,7 @@ impl Driver {
     }
 
     fn answered(&self) {
+        self.reached.store(true, Ordering::Relaxed);
         if let Some(over) = self.away.succeeded() {
             let seconds = over.lasted.as_secs_f64();
             let name = self.kind.name();
@@ -247,6 +257,10 @@ impl Driver {
     }
 
     fn meaning(&self, error: &sqlx::Error) -> Meaning {
+        if let Some((kind, said)) = handshake::refusal(error, &TLS_NAMES) {
+            let passes = self.reached.load(Ordering::Relaxed);
+            return if passes { Meaning::Broken } else { Meaning::Tls(kind, said) };
+        }
         match error {
             sqlx::Error::Database(database) => match database.try_downcast_ref::<MySqlDatabaseError>() {
                 Some(mysql) => mysql_meaning(mysql.number()),
@@ -265,6 +279,7 @@ impl Driver {
             Meaning::Conflict => Failed::Conflict,
             Meaning::MissingTable => Failed::MissingTable,
             Meaning::Broken => Failed::Broken(fault(FaultKind::Unavailable).source(error)),
+            Meaning::Tls(kind, said) => Failed::Fault(fault(kind).source(said)),
             Meaning::Fault(kind, "") => Failed::Fault(fault(kind).source(error)),
             Meaning::Fault(kind, why) => Failed::Fault(fault(kind).with("because", why).source(error)),
         }
@@ -272,6 +287,7 @@ impl Driver {
 }
 
 enum Meaning {
+    Tls(FaultKind, String),
     Conflict,
     MissingTable,
     Broken,
@@ -285,6 +301,11 @@ const NOT_TEXT: &str =
     "names of extended attributes, and settings, have to be text that the database's character set has";
 const CASE: &str = "another extended attribute has this name but for its case, and the column of this volume does not \
                     tell them apart";
+const ENCRYPTED_ONLY: &str = "the server takes encrypted connections only: the meta URL needs tls=true, or skip-verify";
+const NOT_LET_IN: &str = "the user or the password is wrong, or this user is let in only encrypted (tls=true or \
+                          skip-verify), with a certificate of its own (sslcert, sslkey), or from elsewhere";
+const NOT_LISTED: &str = "the server lets this user in from here only otherwise, or not at all: encrypted (sslmode), or \
+                          with a certificate of its own (sslcert, sslkey)";
 const READ_ONLY: &str = "the server takes no changes: it is a standby, or was set to read only";
 
 fn postgres_meaning(state: &str) -> Meaning {
@@ -298,7 +319,8 @@ fn postgres_meaning(state: &str) -> Meaning {
         "22003" => Meaning::Fault(FaultKind::Unsupported, NUMBER_TOO_LARGE),
         "22021" | "22P05" => Meaning::Fault(FaultKind::Unsupported, NOT_TEXT),
         "22001" => Meaning::Fault(FaultKind::Unsupported, TOO_LONG),
-        "28P01" | "28000" | "42501" => Meaning::Fault(FaultKind::Denied, ""),
+        "28000" => Meaning::Fault(FaultKind::Denied, NOT_LISTED),
+        "28P01" | "42501" => Meaning::Fault(FaultKind::Denied, ""),
         "3D000" => Meaning::Fault(FaultKind::Config, "there is no such database"),
         "53100" | "53200" | "54000" => Meaning::Fault(FaultKind::Full, ""),
         _ => Meaning::Fault(FaultKind::Internal, ""),
@@ -317,7 +339,10 @@ fn mysql_meaning(number: u16) -> Meaning {
         // ER_DATA_OUT_OF_RANGE, on purpose as well.
         1690 => Meaning::Fault(FaultKind::Unsupported, CASE),
         1300 | 1366 | 3988 => Meaning::Fault(FaultKind::Unsupported, NOT_TEXT),
-        1044 | 1045 | 1142 | 1143 | 1227 | 1698 => Meaning::Fault(FaultKind::Denied, ""),
+        1045 | 1698 => Meaning::Fault(FaultKind::Denied, NOT_LET_IN),
+        1044 | 1142 | 1143 | 1227 => Meaning::Fault(FaultKind::Denied, ""),
+        // ER_SECURE_TRANSPORT_REQUIRED, of MySQL and of MariaDB.
+        3159 | 4031 => Meaning::Fault(FaultKind::Config, ENCRYPTED_ONLY),
         1049 => Meaning::Fault(FaultKind::Config, "there is no such database"),
         1021 | 1114 | 1041 => Meaning::Fault(FaultKind::Full, ""),
         _ => Meaning::Fault(FaultKind::Internal, ""),
@@ -370,6 +395,21 @@ fn mysql_cells(row: &MySqlRow) -> sqlx::Result<Cells> {
         })
     };
     (0..row.len()).map(cell).collect::<sqlx::Result<_>>().map(Cells)
+}
+
+/// The drivers read these files with each connection, and would take one that is missing for a server that is away.
+fn check_files(options: &ServerOptions) -> Result<(), Fault> {
+    let fault = || Fault::config("open database").with("engine", options.kind.name());
+    if options.certificate_file.is_some() != options.key_file.is_some() {
+        return Err(fault().source("sslcert and sslkey of the meta URL belong together"));
+    }
+    let files = [&options.authority_file, &options.certificate_file, &options.key_file];
+    let read = |file: &PathBuf| match std::fs::read(file) {
+        Ok(pem) if pem.windows(10).any(|window| window == b"-----BEGIN") => Ok(()),
+        Ok(_) => Err(fault().with("file", file.display()).source("nothing in PEM form is in it")),
+        Err(error) => Err(fault().with("file", file.display()).source(error)),
+    };
+    files.into_iter().flatten().try_for_each(read)
 }
 
 fn mysql(options: &ServerOptions) -> MySqlConnectOptions {
