@@ -193,11 +193,17 @@ impl Cluster {
         (0..self.masters).find(has).expect("a slot")
     }
 
+    /// Prepares both nodes for the move of a slot, and leaves its keys where they are.
+    pub fn begin_move(&self, slot: u16, from: usize, to: usize) {
+        let name = slot.to_string();
+        self.nodes[to].run(&["CLUSTER", "SETSLOT", &name, "IMPORTING", &self.id(from)]);
+        self.nodes[from].run(&["CLUSTER", "SETSLOT", &name, "MIGRATING", &self.id(to)]);
+    }
+
     /// Moves a slot with all its keys, as tools for it do; `pause` before each part of the keys.
     pub fn move_slot(&self, slot: u16, from: usize, to: usize, pause: Duration) {
         let (name, source, target) = (slot.to_string(), &self.nodes[from], &self.nodes[to]);
-        target.run(&["CLUSTER", "SETSLOT", &name, "IMPORTING", &self.id(from)]);
-        source.run(&["CLUSTER", "SETSLOT", &name, "MIGRATING", &self.id(to)]);
+        self.begin_move(slot, from, to);
         loop {
             std::thread::sleep(pause);
             let keys = source.run(&["CLUSTER", "GETKEYSINSLOT", &name, "10"]);

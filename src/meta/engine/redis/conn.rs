@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(6);
 /// Reads are begun again, and connections made again, until this long after the call. The metadata layer retries
 /// above this, so it covers a restart or a failover of the server, not an outage.
-const RETRY_DEADLINE: Duration = Duration::from_secs(15);
+pub(super) const RETRY_DEADLINE: Duration = Duration::from_secs(15);
 /// As above before the first connection was made: the URL may name the wrong server, and who typed it waits.
 const FIRST_DEADLINE: Duration = Duration::from_secs(5);
 /// An outage of at least this long is worth two lines in the log: when it is noticed and when it is over.
@@ -40,6 +40,15 @@ const PATIENCE: Duration = Duration::from_secs(25);
 const IMPATIENT_DEADLINE: Duration = Duration::from_secs(1);
 /// Failures this far apart are not one outage: nobody has asked in between.
 const APART: Duration = Duration::from_secs(60);
+/// While the slot of the volume moves from one node of a cluster to another, whatever needs keys of both waits, and keys
+/// that do not exist are on neither. That takes as long as the slot is large; after this long requests fail again.
+const MOVING_PATIENCE: Duration = Duration::from_secs(600);
+/// A slot of which nobody has heard for this long does not move any more.
+const MOVING_APART: Duration = Duration::from_secs(10);
+/// So often in a row a node is left at once for the one that it names. Then two nodes name each other, or one itself.
+const MOVED_MAX: u32 = 3;
+/// Being sent on so much later is another matter.
+const MOVED_APART: Duration = Duration::from_secs(1);
 /// Before a server that cannot serve now is asked again.
 const PASSING_PAUSE: Duration = Duration::from_millis(100);
 
@@ -61,6 +70,10 @@ pub(super) struct Connection {
     announces: bool,
     /// The server has no memory for what takes some.
     full: Outage,
+    /// Since when the slot of the volume has been on its way, and when that was last heard.
+    moving: Mutex<Option<(Instant, Instant)>>,
+    /// How many times in a row we were sent on to another node, and when last.
+    moved: Mutex<Option<(u32, Instant)>>,
 }
 
 #[derive(Default)]
@@ -121,6 +134,8 @@ impl Connection {
             connecting: tokio::sync::Mutex::new(()),
             announces,
             full: Outage::default(),
+            moving: Mutex::default(),
+            moved: Mutex::default(),
         }
     }
 
@@ -162,12 +177,12 @@ impl Connection {
 
     /// The same, and which server answered: see [`Link::identity`].
     pub(super) async fn query_at(&self, cmd: &Cmd) -> EngineResult<(Value, u64)> {
-        let deadline = Instant::now() + RETRY_DEADLINE;
+        let mut deadline = Instant::now() + RETRY_DEADLINE;
         loop {
             let (link, generation) = self.get(deadline).await?;
             match self.answer(&link, cmd).await {
                 Ok(value) => return Ok((value, link.identity())),
-                Err(error) => self.judge(error, generation, deadline, "read").await?,
+                Err(error) => self.judge(error, generation, &mut deadline, "read").await?,
             }
         }
     }
@@ -205,7 +220,7 @@ impl Connection {
     /// its cache flushed). Nil where a part of the keys is on the way to another node of a cluster: the keys that the
     /// script derives may be on either.
     pub(super) async fn query_script(&self, by_hash: &Cmd, by_text: impl Fn() -> Cmd) -> EngineResult<Value> {
-        let deadline = Instant::now() + RETRY_DEADLINE;
+        let mut deadline = Instant::now() + RETRY_DEADLINE;
         loop {
             let (link, generation) = self.get(deadline).await?;
             let answered = match link.send(by_hash).await.and_then(Value::extract_error) {
@@ -217,7 +232,7 @@ impl Connection {
             };
             match answered {
                 Ok(value) => return Ok(value),
-                Err(error) => self.judge(error, generation, deadline, "read").await?,
+                Err(error) => self.judge(error, generation, &mut deadline, "read").await?,
             }
         }
     }
@@ -229,7 +244,7 @@ impl Connection {
 
     /// The same, and which server answered.
     pub(super) async fn query_all_at(&self, pipeline: &Pipeline, atomic: bool) -> EngineResult<(Vec<Value>, u64)> {
-        let deadline = Instant::now() + RETRY_DEADLINE;
+        let mut deadline = Instant::now() + RETRY_DEADLINE;
         let count = pipeline.len();
         let (skipped, wanted) = if atomic { (count + 1, 1) } else { (0, count) };
         loop {
@@ -240,7 +255,7 @@ impl Connection {
                     Some(Value::ServerError(error)) => error.into(),
                     _ => return Err(self.odd_reply("read")),
                 },
-                Ok(values) if values.len() == count => match values.iter().find_map(passing) {
+                Ok(mut values) if values.len() == count => match self.follow(pipeline, &mut values).await {
                     Some(error) => error,
                     None => return Ok((values, link.identity())),
                 },
@@ -254,8 +269,26 @@ impl Connection {
                 }
                 .map(|values| (values, link.identity()));
             }
-            self.judge(error, generation, deadline, "read").await?;
+            self.judge(error, generation, &mut deadline, "read").await?;
         }
+    }
+
+    /// Asks again where a node has sent single reads; answers the first reply that says that the server cannot serve now.
+    async fn follow(&self, pipeline: &Pipeline, values: &mut [Value]) -> Option<RedisError> {
+        for (cmd, value) in pipeline.cmd_iter().zip(values.iter_mut()) {
+            let Some(mut error) = passing(value) else { continue };
+            if error.kind() == ErrorKind::Server(ServerErrorKind::Ask) {
+                match self.ask(cmd, error).await {
+                    Ok(answered) => {
+                        *value = answered;
+                        continue;
+                    }
+                    Err(refused) => error = refused,
+                }
+            }
+            return Some(error);
+        }
+        None
     }
 
     /// As [`Connection::query_all`] with `atomic`, where the server takes no transaction; see the script.
@@ -282,7 +315,7 @@ impl Connection {
     /// A change, sent once. `Err(Undetermined)` when it is not known whether it was applied. A server that has refused
     /// it because another one is to serve now is left for that one.
     pub(super) async fn send(&self, cmd: &Cmd, operation: &'static str) -> EngineResult<Result<Value, RedisError>> {
-        let deadline = Instant::now() + RETRY_DEADLINE;
+        let mut deadline = Instant::now() + RETRY_DEADLINE;
         loop {
             let (link, generation) = self.get(deadline).await?;
             match self.answer(&link, cmd).await {
@@ -291,7 +324,7 @@ impl Connection {
                     return Err(self.undetermined(operation, error));
                 }
                 Err(error) if is_passing(&error) && self.route.has_others() => {
-                    self.judge(error, generation, deadline, operation).await?;
+                    self.judge(error, generation, &mut deadline, operation).await?;
                 }
                 answered => {
                     if answered.as_ref().is_err_and(is_demoted) {
@@ -335,37 +368,81 @@ impl Connection {
         Fault::internal(operation).with("address", &self.target.address).source("a reply of another shape").into()
     }
 
-    /// After a failed read: `Ok` when it may be tried again.
+    /// After a failed read: `Ok` when it may be tried again, until a deadline that is put off while the slot is moving.
     pub(super) async fn judge(
         &self,
         error: RedisError,
         generation: u64,
-        deadline: Instant,
+        deadline: &mut Instant,
         operation: &'static str,
     ) -> EngineResult<()> {
         let passing = is_passing(&error);
         if !is_broken(&error) && !passing {
             return Err(fault(error, operation).with("address", &self.target.address).into());
         }
-        // The next connection may lead to a server that is better off.
-        self.route.redirected(&error);
-        self.discard(generation);
-        if Instant::now() >= deadline {
+        let follows = match is_halfway(&error) {
+            // This is still the node to ask: a new connection would lead back to it.
+            true => {
+                if self.note_moving(&error) {
+                    *deadline = (*deadline).max(Instant::now() + RETRY_DEADLINE);
+                }
+                false
+            }
+            // The next connection may lead to a server that is better off.
+            false => {
+                self.route.redirected(&error);
+                let left = self.discard(generation);
+                redirection(&error).is_some() && !(left && self.was_moved_in_circles())
+            }
+        };
+        if Instant::now() >= *deadline {
             return Err(fault(error, operation).with("address", &self.target.address).into());
         }
         tracing::debug!(address = %self.target.address, "redis cannot be read, trying again: {error}");
         // A node that knows better is asked at once.
-        if passing && redirection(&error).is_none() {
+        if passing && !follows {
             tokio::time::sleep(PASSING_PAUSE).await;
         }
         Ok(())
     }
 
-    pub(super) fn discard(&self, generation: u64) {
-        let mut current = self.current.lock();
-        if current.generation == generation {
-            current.link = None;
+    /// Takes note that the slot of the volume is on its way; whether it is waited for any longer.
+    fn note_moving(&self, error: &RedisError) -> bool {
+        let now = Instant::now();
+        let mut moving = self.moving.lock();
+        let since = match *moving {
+            Some((since, last)) if now - last < MOVING_APART => since,
+            _ => {
+                if self.announces {
+                    let address = &self.target.address;
+                    tracing::warn!(address, "the slot of the volume is moving, what needs all of it waits: {error}");
+                }
+                now
+            }
+        };
+        *moving = Some((since, now));
+        now - since < MOVING_PATIENCE
+    }
+
+    /// Counts that a node has sent us on to another.
+    fn was_moved_in_circles(&self) -> bool {
+        if let Some((since, last)) = self.moving.lock().take()
+            && self.announces
+            && last.elapsed() < MOVING_APART
+        {
+            let seconds = since.elapsed().as_secs_f64();
+            tracing::info!(address = %self.target.address, "the slot of the volume has moved, within {seconds:.1} s");
         }
+        let mut moved = self.moved.lock();
+        let before = moved.filter(|(_, last)| last.elapsed() < MOVED_APART).map_or(0, |(count, _)| count);
+        *moved = Some((before + 1, Instant::now()));
+        before >= MOVED_MAX
+    }
+
+    /// Whether it was the current connection.
+    pub(super) fn discard(&self, generation: u64) -> bool {
+        let mut current = self.current.lock();
+        current.generation == generation && current.link.take().is_some()
     }
 
     /// The current connection, or a new one.
@@ -462,6 +539,11 @@ fn is_refused_transaction(error: &RedisError) -> bool {
 /// request connects anew.
 fn is_demoted(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
+}
+
+/// A part of the keys is on the way from this node to another, or none of them is anywhere yet.
+fn is_halfway(error: &RedisError) -> bool {
+    matches!(error.kind(), ErrorKind::Server(ServerErrorKind::Ask | ServerErrorKind::TryAgain))
 }
 
 /// The server says that it cannot serve now, or not any more.

@@ -64,7 +64,7 @@ impl Owned<'_> {
 }
 
 impl Pool {
-    async fn take(&self, connection: &Connection, deadline: Instant) -> EngineResult<Owned<'_>> {
+    async fn take(&self, connection: &Connection, mut deadline: Instant) -> EngineResult<Owned<'_>> {
         loop {
             let late = || Fault::new(FaultKind::Timeout, "commit").with("engine", "redis");
             let room = tokio::time::timeout_at(deadline.into(), self.room.acquire()).await;
@@ -83,7 +83,7 @@ impl Pool {
             };
             match made {
                 Ok(link) => return Ok(Owned { link, generation, pool: self, _room: room }),
-                Err(error) => connection.judge(error, generation, deadline, "connect").await?,
+                Err(error) => connection.judge(error, generation, &mut deadline, "connect").await?,
             }
         }
     }
@@ -101,14 +101,14 @@ enum Ended {
 /// What `commit.lua` answers: the reports of the changes; `Conflict` when a check does not hold.
 pub(super) async fn commit(connection: &Connection, encoded: &Encoded) -> EngineResult<Vec<Value>> {
     let (checks, changes) = (parse(encoded.checks(), check_args)?, parse(encoded.changes(), change_args)?);
-    let deadline = Instant::now() + DEADLINE;
+    let mut deadline = Instant::now() + DEADLINE;
     loop {
         let owned = connection.pool().take(connection, deadline).await?;
         let generation = owned.generation;
         let answers = match read(&owned.link, &checks, &changes).await {
             Ok(answers) => answers,
             Err(error) => {
-                connection.judge(error, generation, deadline, "commit").await?;
+                connection.judge(error, generation, &mut deadline, "commit").await?;
                 continue;
             }
         };
@@ -138,7 +138,7 @@ pub(super) async fn commit(connection: &Connection, encoded: &Encoded) -> Engine
             }
             // Refused as a whole.
             Err(error) if conn::is_passing(&error) && connection.route().has_others() => {
-                connection.judge(error, generation, deadline, "commit").await?;
+                connection.judge(error, generation, &mut deadline, "commit").await?;
             }
             Err(error) => {
                 owned.give_back();
@@ -155,7 +155,7 @@ pub(super) async fn commit(connection: &Connection, encoded: &Encoded) -> Engine
 /// Reads that see one moment, where the server takes neither scripts nor (it has no memory left) commands inside of
 /// MULTI: they stand before an empty transaction that says whether anything changed since.
 pub(super) async fn snapshot(connection: &Connection, reads: &Pipeline) -> EngineResult<Vec<Value>> {
-    let deadline = Instant::now() + DEADLINE;
+    let mut deadline = Instant::now() + DEADLINE;
     let mut watch = redis::cmd("WATCH");
     for key in reads.cmd_iter().filter_map(conn::key_of) {
         watch.arg(key);
@@ -171,7 +171,7 @@ pub(super) async fn snapshot(connection: &Connection, reads: &Pipeline) -> Engin
         let mut values = match owned.link.send_all(&pipeline, 0, pipeline.len()).await.and_then(first_error) {
             Ok(values) => values,
             Err(error) => {
-                connection.judge(error, owned.generation, deadline, "read").await?;
+                connection.judge(error, owned.generation, &mut deadline, "read").await?;
                 continue;
             }
         };

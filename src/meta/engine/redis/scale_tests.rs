@@ -410,3 +410,50 @@ async fn a_full_server_without_scripts_is_read() {
     commit(&engine, vec![Change::Delete(Key::Attr(ino))]).await.unwrap();
     assert_eq!(engine.read(&[Key::Attr(ino)]).await.unwrap(), [None]);
 }
+
+/// What has to wait for a slot that is half-way does not connect all the while, and is answered once the slot has moved.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_half_way_is_waited_for_on_one_connection() {
+    if !installed(&Redis::PROGRAMS) {
+        return;
+    }
+    let cluster = started(|| Cluster::start(3, 0)).await;
+    let engine = RedisEngine::open(&cluster.url(3)).await.unwrap();
+    let attr = crate::meta::format::first_directory(0o755, crate::base::Timestamp::new(1, 2));
+    let put = |ino| Change::Put(Key::Attr(Ino(ino)), Record::Attr(attr));
+    commit(&engine, vec![put(5)]).await.unwrap();
+    let from = cluster.master_of(1584);
+    let to = (from + 1) % 3;
+    cluster.begin_move(1584, from, to);
+    let connections = || {
+        let stats = cluster.nodes[from].run(&["INFO", "stats"]);
+        let count = super::field(&stats, "total_connections_received").and_then(|count| count.parse::<u32>().ok());
+        count.expect("a number")
+    };
+    // A snapshot, in which a key is nowhere, and a commit that makes one.
+    let both = [Key::Attr(Ino(5)), Key::AnyDentry(Ino(9))];
+    let reader = tokio::spawn({
+        let (engine, both) = (engine.clone(), both.clone());
+        async move { engine.read(&both).await }
+    });
+    let guard = crate::meta::engine::Guard::Same(Key::Attr(Ino(5)), Record::Attr(attr));
+    let batch = Batch { guards: vec![guard], changes: vec![put(6)] };
+    let writer = tokio::spawn({
+        let engine = engine.clone();
+        async move { engine.commit(&batch).await }
+    });
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let before = connections();
+    // Longer than requests wait for anything else.
+    tokio::time::sleep(super::conn::RETRY_DEADLINE).await;
+    let made = connections() - before;
+    assert!(made < 10, "{made} connections");
+    assert!(!reader.is_finished() && !writer.is_finished());
+    // What lies wholly on one side is answered.
+    assert_eq!(engine.read(&[Key::Attr(Ino(5))]).await.unwrap(), [Some(Record::Attr(attr))]);
+    assert_eq!(engine.read(&[Key::Attr(Ino(7))]).await.unwrap(), [None]);
+    cluster.move_slot(1584, from, to, Duration::ZERO);
+    assert_eq!(reader.await.unwrap().unwrap()[0], Some(Record::Attr(attr)));
+    writer.await.unwrap().unwrap();
+    assert_eq!(engine.read(&[Key::Attr(Ino(6))]).await.unwrap(), [Some(Record::Attr(attr))]);
+}
