@@ -1,9 +1,10 @@
-//! The usage of the volume, gathered before it is stored.
+//! Usage, gathered before it is stored: of the volume and of its directories.
 //!
-//! Every operation that makes, removes or grows a node changes the two counters of the volume. A store that locks rows or
-//! compares whole keys would then let one commit of all clients through at a time, whatever they are about. So engines of
-//! such stores sum up here what commits add to the counters once they are applied, and store it every second, when the
-//! client closes, and before a transaction looks at the counters. The peer does the same with the same interval.
+//! Every operation that makes, removes or grows a node changes the two counters of the volume and the statistics of the
+//! directory it is in. A store that locks rows or compares whole keys would then let one commit at a time through, of all
+//! clients or of all that work in one directory, and each would wait until the one before is on disk. So engines of such
+//! stores sum up here what commits add once they are applied, and store it every second, when the client closes, and
+//! before a transaction looks at it. The peer does the same with the same interval.
 //!
 //! What a client reads outside of transactions contains what it has gathered. What others see is a second late, and a
 //! client that is killed takes up to a second of its changes with it; `fsck --repair` counts anew. They are figures: limits
@@ -13,25 +14,76 @@
 //! nor keep them.
 
 use super::{Batch, Change, EngineError, EngineResult};
-use crate::meta::record::{Counter, Key, Record};
+use crate::base::Ino;
+use crate::meta::record::{Counter, DirStat, Key, Record};
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::sync::Weak;
 use std::time::Duration;
 
 /// How long what was gathered stays in memory. The peer's interval.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
+/// Directories whose sums are kept at a time. With more, whoever adds one stores them first.
+const DIRECTORIES_MAX: usize = 16_384;
+/// Changes in one transaction that stores sums: few enough for any store, and for nobody to wait long for its locks.
+const STORED_AT_A_TIME: usize = 64;
 
 const COUNTERS: [Counter; 2] = [Counter::UsedSpace, Counter::TotalInodes];
 
-/// What this client has added to each of the counters and not stored yet.
-type Sums = [i64; COUNTERS.len()];
+/// What this client has added and not stored yet.
+#[derive(Default)]
+struct Sums {
+    counters: [i64; COUNTERS.len()],
+    dirs: BTreeMap<Ino, DirStat>,
+}
+
+impl Sums {
+    fn is_empty(&self) -> bool {
+        self.counters == [0; COUNTERS.len()] && self.dirs.is_empty()
+    }
+
+    fn add_counter(&mut self, counter: Counter, delta: i64) {
+        if let Some(at) = COUNTERS.iter().position(|of| *of == counter) {
+            self.counters[at] = self.counters[at].saturating_add(delta);
+        }
+    }
+
+    fn add_dir(&mut self, dir: Ino, delta: &DirStat) {
+        let sum = sum_of(self.dirs.get(&dir).copied().unwrap_or_default(), delta);
+        match sum == DirStat::default() {
+            true => self.dirs.remove(&dir),
+            false => self.dirs.insert(dir, sum),
+        };
+    }
+
+    /// Takes out what one transaction stores: the counters, or some directories in the order of their numbers, so that
+    /// two clients do not wait for each other.
+    fn take_some(&mut self) -> Vec<Change> {
+        let counters = std::mem::take(&mut self.counters);
+        let added = COUNTERS.into_iter().zip(counters).filter(|(_, sum)| *sum != 0);
+        let mut changes: Vec<Change> = added.map(|(counter, sum)| Change::AddCounter(counter, sum)).collect();
+        if changes.is_empty() {
+            let dirs = std::iter::from_fn(|| self.dirs.pop_first()).take(STORED_AT_A_TIME);
+            changes.extend(dirs.map(|(dir, sum)| Change::AddDirStat(dir, sum)));
+        }
+        changes
+    }
+}
+
+fn sum_of(stat: DirStat, delta: &DirStat) -> DirStat {
+    DirStat {
+        length: stat.length.saturating_add(delta.length),
+        space: stat.space.saturating_add(delta.space),
+        inodes: stat.inodes.saturating_add(delta.inodes),
+    }
+}
 
 /// An engine that gathers.
 pub trait Gathers: Send + Sync + 'static {
     fn gathered(&self) -> &Gathered;
 
-    /// Adds to a stored counter, in a transaction of its own.
-    fn add(&self, counter: Counter, delta: i64) -> impl Future<Output = EngineResult<()>> + Send;
+    /// Applies changes that are gathered otherwise, in a transaction of its own.
+    fn store(&self, changes: Vec<Change>) -> impl Future<Output = EngineResult<()>> + Send;
 
     /// Whatever else is to be done every second.
     fn tidy(&self) {}
@@ -46,7 +98,7 @@ pub fn flush_while_alive(engine: Weak<impl Gathers>) {
             engine.tidy();
             if let Err(error) = flush(&*engine).await {
                 // The outage has its own line in the log, and the sums stay here.
-                tracing::debug!("the usage of the volume could not be stored: {error:?}");
+                tracing::debug!("gathered usage could not be stored: {error:?}");
             }
         }
     });
@@ -56,26 +108,38 @@ pub fn flush_while_alive(engine: Weak<impl Gathers>) {
 /// second of one client, once per lost reply, is not worth counting something twice for.
 pub async fn flush(engine: &impl Gathers) -> EngineResult<()> {
     let gathered = engine.gathered();
-    if *gathered.sums.lock() == Sums::default() {
+    if gathered.sums.lock().is_empty() {
         return Ok(());
     }
     let _moving = gathered.moving.write().await;
-    for (at, counter) in COUNTERS.into_iter().enumerate() {
-        let sum = gathered.sums.lock()[at];
-        if sum == 0 {
-            continue;
+    loop {
+        let changes = gathered.sums.lock().take_some();
+        if changes.is_empty() {
+            return Ok(());
         }
-        match engine.add(counter, sum).await {
+        match engine.store(changes.clone()).await {
             Ok(()) => {}
-            Err(EngineError::Undetermined(fault)) => {
-                tracing::debug!("the usage of the volume was stored without a reply: {fault}");
+            Err(EngineError::Undetermined(fault)) => tracing::debug!("usage was stored without a reply: {fault}"),
+            Err(error) => {
+                gathered.add(&changes);
+                return Err(error);
             }
-            Err(error) => return Err(error),
         }
-        let mut sums = gathered.sums.lock();
-        sums[at] = sums[at].saturating_sub(sum);
     }
-    Ok(())
+}
+
+/// Takes note of what an applied commit adds. `whole`: it has stored what it adds itself.
+pub async fn take_note(engine: &impl Gathers, changes: &[Change], whole: bool) {
+    let gathered = engine.gathered();
+    gathered.replaced(changes);
+    if !whole {
+        gathered.add(changes);
+    }
+    if gathered.sums.lock().dirs.len() > DIRECTORIES_MAX
+        && let Err(error) = flush(engine).await
+    {
+        tracing::debug!("gathered usage could not be stored: {error:?}");
+    }
 }
 
 #[derive(Default)]
@@ -85,34 +149,55 @@ pub struct Gathered {
     moving: tokio::sync::RwLock<()>,
 }
 
-/// Whether changes of a counter are gathered.
-pub fn is_gathered(counter: Counter) -> bool {
-    COUNTERS.contains(&counter)
+/// Whether a change is gathered, where nothing else asks for what it changes.
+pub fn is_gathered(change: &Change) -> bool {
+    match change {
+        Change::AddCounter(counter, _) => COUNTERS.contains(counter),
+        Change::AddDirStat(..) => true,
+        _ => false,
+    }
 }
 
-/// Whether any of the keys is a gathered counter.
+fn is_counter(key: &Key) -> bool {
+    matches!(key, Key::Counter(counter) if COUNTERS.contains(counter))
+}
+
+fn is_sum(key: &Key) -> bool {
+    is_counter(key) || matches!(key, Key::DirStat(_))
+}
+
+/// Whether changes of any of the keys are gathered.
 pub fn wanted(keys: &[Key]) -> bool {
-    keys.iter().any(|key| matches!(key, Key::Counter(counter) if is_gathered(*counter)))
+    keys.iter().any(is_sum)
 }
 
-/// Whether a batch does more with a gathered counter than add to it: then what is stored counts.
+/// Whether a batch does more with what is gathered than add to it: then what is stored counts. Statistics of a directory
+/// are put and deleted with the directory, which nobody else counts then.
 pub fn is_named_by(batch: &Batch) -> bool {
     let is_put = |change: &Change| match change {
-        Change::Put(key, _) | Change::Delete(key) => wanted(std::slice::from_ref(key)),
+        Change::Put(key, _) | Change::Delete(key) => is_counter(key),
         _ => false,
     };
-    batch.guards.iter().any(|guard| wanted(&[guard.key()])) || batch.changes.iter().any(is_put)
+    batch.guards.iter().any(|guard| is_sum(&guard.key())) || batch.changes.iter().any(is_put)
 }
 
 impl Gathered {
-    /// Takes note of what an applied commit adds.
-    pub fn committed(&self, changes: &[Change]) {
+    fn add(&self, changes: &[Change]) {
+        let mut sums = self.sums.lock();
         for change in changes {
-            if let Change::AddCounter(counter, delta) = change
-                && let Some(at) = COUNTERS.iter().position(|of| of == counter)
-            {
-                let mut sums = self.sums.lock();
-                sums[at] = sums[at].saturating_add(*delta);
+            match change {
+                Change::AddCounter(counter, delta) => sums.add_counter(*counter, *delta),
+                Change::AddDirStat(dir, delta) => sums.add_dir(*dir, delta),
+                _ => {}
+            }
+        }
+    }
+
+    /// What was put or deleted is not the old value with something added.
+    fn replaced(&self, changes: &[Change]) {
+        for change in changes {
+            if let Change::Put(Key::DirStat(dir), _) | Change::Delete(Key::DirStat(dir)) = change {
+                self.sums.lock().dirs.remove(dir);
             }
         }
     }
@@ -129,13 +214,22 @@ impl Gathered {
 
     /// Adds what was gathered to what is stored. While `still`.
     pub fn add_to(&self, keys: &[Key], records: &mut [Option<Record>]) {
-        let sums = *self.sums.lock();
+        let sums = self.sums.lock();
         for (key, record) in keys.iter().zip(records) {
-            let Key::Counter(counter) = key else { continue };
-            let Some(at) = COUNTERS.iter().position(|of| of == counter) else { continue };
-            match record {
-                Some(Record::Number(n)) => *n = n.saturating_add(sums[at]),
-                None if sums[at] != 0 => *record = Some(Record::Number(sums[at])),
+            match (key, record) {
+                (Key::DirStat(dir), Some(Record::DirStat(stat))) => {
+                    if let Some(sum) = sums.dirs.get(dir) {
+                        *stat = sum_of(*stat, sum);
+                    }
+                }
+                (Key::Counter(counter), record) => {
+                    let Some(at) = COUNTERS.iter().position(|of| of == counter) else { continue };
+                    match record {
+                        Some(Record::Number(n)) => *n = n.saturating_add(sums.counters[at]),
+                        None if sums.counters[at] != 0 => *record = Some(Record::Number(sums.counters[at])),
+                        _ => {}
+                    }
+                }
                 _ => {}
             }
         }

@@ -38,7 +38,7 @@ pub(super) fn wants(batch: &Batch, whole: bool) -> Vec<Want> {
         match change {
             Change::Put(..) => {}
             Change::Delete(key) => wants.extend(wants_of(key).filter(|want| matches!(want, Want::All(_)))),
-            Change::AddCounter(counter, _) if is_gathered(*counter) && !whole => {}
+            gathered if is_gathered(gathered) && !whole => {}
             Change::AddLinkParent { ino, parent, .. } => {
                 wants.insert(Want::Key(codec::link_parent_key(*ino, *parent)));
             }
@@ -192,7 +192,7 @@ impl Work<'_> {
                 self.delete(key);
                 Ok(())
             }
-            Change::AddCounter(counter, _) if is_gathered(*counter) && !whole => Ok(()),
+            gathered if is_gathered(gathered) && !whole => Ok(()),
             Change::AddCounter(counter, delta) => {
                 let key = Key::Counter(*counter);
                 let before = number(self.get_record(&key)?);

@@ -18,9 +18,9 @@
 //! directory is compared as a range where the store can, and guarded by its attributes where it cannot, which everybody
 //! who creates in it reads and whoever removes it deletes.
 //!
-//! **Usage of the volume** (`UsedSpace`, `TotalInodes`) is not part of a commit: a key that every commit writes would let
-//! one commit through at a time. See [`super::gathered`]. Statistics of a directory and quotas stay in the transaction: they are
-//! contended only by those who change the same directory, and are exact so.
+//! **Usage** of the volume (`UsedSpace`, `TotalInodes`) and the statistics of directories are not part of a commit: a key
+//! that every commit (in a directory) writes would let one of them through at a time. See [`super::gathered`]. Quotas stay
+//! in the transaction, and are exact so.
 //!
 //! **Size**: a store takes so many keys in one transaction ([`Kv::operations_max`]: 128 on etcd). A batch that is larger
 //! is refused with nothing applied; the peer commits the first part and goes on, which leaves half of an operation when
@@ -39,8 +39,8 @@ pub mod tests;
 pub mod tikv;
 mod view;
 
-use super::gathered::{Gathered, Gathers, flush, flush_while_alive, is_named_by, wanted};
-use super::{Batch, Committed, Cursor, Engine, EngineError, EngineResult, EngineTxn, Page, PlusPage, Scan};
+use super::gathered::{Gathered, Gathers, flush, flush_while_alive, is_named_by, take_note, wanted};
+use super::{Batch, Change, Committed, Cursor, Engine, EngineError, EngineResult, EngineTxn, Page, PlusPage, Scan};
 use crate::base::{Fault, Ino};
 use crate::meta::record::{Counter, Key, Record};
 use async_trait::async_trait;
@@ -152,8 +152,14 @@ impl Shared {
     }
 
     /// Works the batch out and has it written, again while what it looks at keeps changing.
-    async fn commit(&self, mut txn: Box<dyn KvTxn>, mut view: View, batch: &Batch) -> EngineResult<Committed> {
-        let whole = is_named_by(batch);
+    /// `whole`: with what is gathered otherwise.
+    async fn commit(
+        &self,
+        mut txn: Box<dyn KvTxn>,
+        mut view: View,
+        batch: &Batch,
+        whole: bool,
+    ) -> EngineResult<Committed> {
         let wants = batch::wants(batch, whole);
         let mut place = None;
         // Two commits that overlap and change the same node cannot both go through. Whoever finds the line empty tries
@@ -179,12 +185,7 @@ impl Shared {
                 false => txn.commit(Attempt { view: &view, checks: &checks, writes: &writes, wants: &wants }).await?,
             };
             let (next, now) = match ended {
-                Ended::Applied => {
-                    if !whole {
-                        self.usage.committed(&batch.changes);
-                    }
-                    return Ok(committed);
-                }
+                Ended::Applied => return Ok(committed),
                 Ended::Changed(next, now) => (next, now),
             };
             if Instant::now() >= deadline {
@@ -295,8 +296,9 @@ impl Gathers for Shared {
         &self.usage
     }
 
-    async fn add(&self, counter: Counter, delta: i64) -> EngineResult<()> {
-        self.change_counter(counter, |stored| Some(stored.unwrap_or(0).saturating_add(delta))).await.map(drop)
+    async fn store(&self, changes: Vec<Change>) -> EngineResult<()> {
+        let batch = Batch { guards: Vec::new(), changes };
+        self.commit(self.kv.begin().await?, View::default(), &batch, true).await.map(drop)
     }
 }
 
@@ -349,6 +351,9 @@ impl Engine for KvEngine {
     }
 
     async fn scan_readable(&self, scan: &Scan, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
+        if matches!(scan, Scan::DirStats) {
+            flush(&*self.0).await?;
+        }
         scan::page(&*self.0.kv, scan, after, limit).await
     }
 
@@ -405,19 +410,22 @@ impl EngineTxn for KvEngineTxn {
     }
 
     async fn commit(self: Box<Self>, batch: Batch) -> EngineResult<Committed> {
-        if is_named_by(&batch) {
+        let whole = is_named_by(&batch);
+        if whole {
             flush(&*self.shared).await?;
         }
-        self.shared.commit(self.txn, self.view, &batch).await
+        let reports = self.shared.commit(self.txn, self.view, &batch, whole).await?;
+        take_note(&*self.shared, &batch.changes, whole).await;
+        Ok(reports)
     }
 }
 
 /// What a commit will want that its operation does not load: who asks for an entry in a transaction is about to make or
-/// remove one, which changes the directory (whose attributes may be known, and are guarded then) and its statistics. It
-/// spares a trip and costs the store two keys.
+/// remove one, which changes the directory, whose attributes may be known and are guarded then. It spares a trip and costs
+/// the store a key.
 fn likely(key: &Key) -> impl Iterator<Item = Want> + use<> {
     let keys = match key {
-        Key::Dentry(dir, _) => vec![Key::Attr(*dir), Key::DirStat(*dir)],
+        Key::Dentry(dir, _) => vec![Key::Attr(*dir)],
         _ => Vec::new(),
     };
     keys.into_iter().flat_map(|key| wants_of(&key).collect::<Vec<_>>())

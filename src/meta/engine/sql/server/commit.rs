@@ -97,7 +97,8 @@ fn all_fields() -> FieldMask {
 }
 
 impl Shared {
-    pub(super) async fn commit(&self, batch: &Batch) -> EngineResult<Committed> {
+    /// `whole`: with what is gathered otherwise.
+    pub(super) async fn commit(&self, batch: &Batch, whole: bool) -> EngineResult<Committed> {
         let mut script = self.script();
         script.raw(self.dialect.begin);
         self.lock_nodes(batch, &mut script);
@@ -113,7 +114,7 @@ impl Shared {
             })
             .collect();
         let mut reports = Reports::default();
-        for change in &batch.changes {
+        for change in batch.changes.iter().filter(|change| whole || !is_gathered(change)) {
             self.change(change, &absent, &mut script, &mut reports)?;
         }
         script.raw("COMMIT");
@@ -454,7 +455,6 @@ impl Shared {
                 let text = format!("UPDATE {} SET slices = {joined} WHERE inode = ? AND indx = ?", self.table("chunk"));
                 script.add(&text, &[Value::Bytes(&list), number(*ino), Value::Int(index.0.into())]);
             }
-            Change::AddCounter(counter, _) if is_gathered(*counter) => {}
             Change::AddCounter(counter, delta) => match counter_name(*counter) {
                 Some(name) => {
                     add_to_counter(script, self.dialect, &self.table("counter"), name, *counter, *delta);

@@ -14,8 +14,9 @@
 //! A script that failed for what it required, for a duplicate or for a deadlock is a conflict, and the driver of
 //! operations begins anew.
 //!
-//! **What is not in the transaction** are the counters of the volume's usage, whose row every commit would lock: they are
-//! gathered ([`crate::meta::engine::gathered`]).
+//! **What is not in the transaction** are the counters of the volume's usage and the statistics of directories, whose rows
+//! every commit (in the directory) would lock until it is on disk: they are gathered
+//! ([`crate::meta::engine::gathered`]).
 //!
 //! Left to others: durability is the server's (`synchronous_commit`, `innodb_flush_log_at_trx_commit`). No statement is
 //! prepared on the server, so a PgBouncer may pool by transaction, if it lets `SET` at connect apply to all of them.
@@ -38,9 +39,9 @@ use super::records::{counter_name, counter_shift};
 use super::schema;
 use super::texts::Texts;
 use crate::base::{Fault, FaultKind, Ino, Name};
-use crate::meta::engine::gathered::{Gathered, Gathers, flush, flush_while_alive, is_named_by, wanted};
+use crate::meta::engine::gathered::{Gathered, Gathers, flush, flush_while_alive, is_named_by, take_note, wanted};
 use crate::meta::engine::{
-    Batch, Committed, Cursor, Engine, EngineError, EngineResult, EngineTxn, Looked, Page, PlusPage, Scan,
+    Batch, Change, Committed, Cursor, Engine, EngineError, EngineResult, EngineTxn, Looked, Page, PlusPage, Scan,
 };
 use crate::meta::record::{Counter, Key, Record};
 use async_trait::async_trait;
@@ -245,8 +246,8 @@ impl Gathers for Shared {
         self.driver.tidy();
     }
 
-    async fn add(&self, counter: Counter, delta: i64) -> EngineResult<()> {
-        self.add_counter(counter, delta).await.map(drop)
+    async fn store(&self, changes: Vec<Change>) -> EngineResult<()> {
+        self.commit(&Batch { guards: Vec::new(), changes }, true).await.map(drop)
     }
 }
 
@@ -281,6 +282,9 @@ impl Engine for ServerEngine {
     }
 
     async fn scan_readable(&self, scan: &Scan, after: Option<&Cursor>, limit: usize) -> EngineResult<Page> {
+        if matches!(scan, Scan::DirStats) {
+            flush(&*self.0).await?;
+        }
         self.0.scan(scan, after, limit).await
     }
 
@@ -317,11 +321,12 @@ impl EngineTxn for ServerTxn {
     }
 
     async fn commit(self: Box<Self>, batch: Batch) -> EngineResult<Committed> {
-        if is_named_by(&batch) {
+        let whole = is_named_by(&batch);
+        if whole {
             flush(&*self.0).await?;
         }
-        let committed = self.0.commit(&batch).await?;
-        self.0.usage.committed(&batch.changes);
-        Ok(committed)
+        let reports = self.0.commit(&batch, whole).await?;
+        take_note(&*self.0, &batch.changes, whole).await;
+        Ok(reports)
     }
 }
