@@ -3,6 +3,7 @@
 mod contention;
 mod directories;
 mod races;
+mod trips;
 
 use super::check::check;
 use super::engine::counting::CountingEngine;
