@@ -3,6 +3,7 @@
 mod contention;
 mod directories;
 mod races;
+mod trips;
 
 use super::check::check;
 use super::engine::counting::CountingEngine;
@@ -40,6 +41,7 @@ async fn volume(with_trash: bool) -> Arc<Meta> {
 async fn clean(meta: &Meta) {
     let report = check(&**meta.engine()).await.expect("a readable volume");
     assert!(report.is_clean(), "{report}");
+    testing::paths::agree(&**meta.engine()).await;
 }
 
 fn name(text: &str) -> Name {

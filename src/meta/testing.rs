@@ -8,6 +8,7 @@
 //! etcd or TiKV a prefix of a server that is shared alike (TiKV's is `tests/tikv`, in this process).
 
 mod engines_tests;
+pub mod paths;
 
 use super::engine::mem::MemEngine;
 use super::engine::sql::server::{ServerEngine, ServerKind, ServerOptions, Tls};
@@ -39,7 +40,7 @@ use tokio::sync::OnceCell;
 /// Names the engine under test.
 pub const ENGINE_VARIABLE: &str = "SLUICE_TEST_META";
 
-fn engine_under_test() -> String {
+pub fn engine_under_test() -> String {
     std::env::var(ENGINE_VARIABLE).unwrap_or_else(|_| "memory".to_owned())
 }
 
@@ -227,6 +228,7 @@ impl Store {
             )))]
             _ => panic!("{} is not built in", engine_under_test()),
         };
+        let inner = paths::wrap(inner);
         let lists_chunks_of_file = inner.lists_chunks_of_file();
         let gathers_usage = matches!(*self.0, Place::Etcd(_) | Place::Tikv(_) | Place::Server(_));
         let place = self.0.clone();
