@@ -103,6 +103,7 @@ pub fn server_options(kind: ServerKind, port: u16, database: String) -> ServerOp
         certificate_file: None,
         key_file: None,
         max_open_conns: 0,
+        max_idle_conns: None,
         max_idle_seconds: None,
         max_life_seconds: None,
     }

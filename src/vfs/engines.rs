@@ -159,7 +159,7 @@ fn sql_options(uri: &ServerUri) -> Outcome<crate::meta::engine::sql::server::Ser
     let refused = |said: String| Fault::config("open database").with("engine", uri.server.scheme()).source(said);
     let own: &[&str] = if uri.server == Server::Mysql { &MYSQL } else { &POSTGRES };
     for (name, _) in &uri.options {
-        if IGNORED.contains(&name.as_str()) || name == "max_idle_conns" {
+        if IGNORED.contains(&name.as_str()) {
             tracing::warn!(option = name, "this option of the meta URL has no meaning for this client");
         } else if !BOTH.contains(&name.as_str()) && !own.contains(&name.as_str()) {
             let known = BOTH.iter().chain(own).copied().collect::<Vec<_>>().join(", ");
@@ -221,6 +221,7 @@ fn sql_options(uri: &ServerUri) -> Outcome<crate::meta::engine::sql::server::Ser
         certificate_file: path("sslcert"),
         key_file: path("sslkey"),
         max_open_conns: number("max_open_conns")?.map_or(0, |number| u32::try_from(number).unwrap_or(u32::MAX)),
+        max_idle_conns: number("max_idle_conns")?.map(|number| u32::try_from(number).unwrap_or(u32::MAX)),
         max_idle_seconds: number("max_idle_time")?,
         max_life_seconds: number("max_life_time")?,
     })

@@ -219,3 +219,36 @@ async fn etcd_is_encrypted_and_believed_as_the_url_says() {
     assert!(volume_at(&shown(&ours)).await.unwrap());
     apart(move || drop([server, strict])).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unused_connections_are_kept_as_the_url_says() {
+    if program(Postgres::PROGRAMS[0]).is_none() {
+        return skip("postgres is not installed");
+    }
+    let server = apart(|| Postgres::start_with(&["fsync=off"])).await;
+    let database = server.next_database();
+    let connections = || {
+        let sql =
+            format!("SELECT count(*) FROM pg_stat_activity WHERE usename = current_user AND datname = '{database}'");
+        server.execute("postgres", &sql).trim().parse::<usize>().unwrap()
+    };
+    for (options, wanted) in [("&max_idle_conns=2", 0..=2), ("", 3..=16), ("&max_idle_conns=0", 0..=0)] {
+        let engine =
+            open_engine(&MetaUri::parse(&format!("{}{options}", server.url(&database))).unwrap()).await.unwrap();
+        outside(engine.prepare().await).unwrap();
+        let keys = [Key::Setting];
+        futures::future::try_join_all((0..64).map(|_| engine.read(&keys))).await.unwrap();
+        // Those that are not kept are closed a moment later.
+        let begun = Instant::now();
+        while !wanted.contains(&connections()) {
+            assert!(begun.elapsed().as_secs() < 10, "{options}: {} connections", connections());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        drop(engine);
+        while connections() > 0 {
+            assert!(begun.elapsed().as_secs() < 20, "{options}: they stay");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+    apart(move || drop(server)).await;
+}

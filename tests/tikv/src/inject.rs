@@ -78,6 +78,10 @@ pub enum Fault {
     RegionNotFound,
     /// Refused because of load. `tikv-client` gives up on this one at once.
     ServerIsBusy,
+    /// The leader's term has ended while the request waited for its turn.
+    StaleCommand,
+    /// The store takes no writes.
+    DiskFull,
     /// The gRPC status UNAVAILABLE; nothing has been done.
     FailBefore,
     /// The request is carried out, then the gRPC status UNAVAILABLE.

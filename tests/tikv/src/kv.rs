@@ -144,6 +144,14 @@ impl To {
             Some(Fault::NotLeader) => regions.move_leader(id),
             Some(Fault::Split) => keys.first().into_iter().for_each(|key| regions.split_at(key)),
             Some(Fault::ServerIsBusy) => return Err(busy()),
+            Some(Fault::StaleCommand) => {
+                let stale_command = Some(StaleCommand {});
+                return Err(RegionError { message: "stale command".into(), stale_command, ..RegionError::default() });
+            }
+            Some(Fault::DiskFull) => {
+                let disk_full = Some(DiskFull { store_id: vec![self.store], reason: "injected".into() });
+                return Err(RegionError { message: "disk full".into(), disk_full, ..RegionError::default() });
+            }
             _ => {}
         }
         let entry_size = question.encoded_len();

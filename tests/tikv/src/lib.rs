@@ -27,11 +27,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
+use tokio_rustls::TlsAcceptor;
 
 mod inject;
 mod kv;
@@ -72,7 +74,6 @@ impl State {
 }
 
 /// Lock order: `state` before `oracle`; the faults have a lock of their own, held for a moment.
-#[derive(Debug)]
 pub(crate) struct Shared {
     state: Mutex<State>,
     oracle: Mutex<Oracle>,
@@ -80,6 +81,13 @@ pub(crate) struct Shared {
     down: watch::Sender<bool>,
     pd: SocketAddr,
     stores: Vec<SocketAddr>,
+    tls: Option<TlsAcceptor>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("pd", &self.pd).field("stores", &self.stores).finish_non_exhaustive()
+    }
 }
 
 /// How far a transaction got before its client died.
@@ -116,7 +124,17 @@ impl TestTikv {
         tikv
     }
 
+    /// Behind TLS, for clients with a certificate of the same authority: its file, the server's certificate, and its key.
+    pub fn start_tls(authority: &Path, certificate: &Path, key: &Path) -> TestTikv {
+        let tls = serve::acceptor(authority, certificate, key);
+        TestTikv::listen(STORES, Some(tls)).expect("a test server on loopback")
+    }
+
     pub fn with_stores(stores: usize) -> io::Result<TestTikv> {
+        TestTikv::listen(stores, None)
+    }
+
+    fn listen(stores: usize, tls: Option<TlsAcceptor>) -> io::Result<TestTikv> {
         let listen = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
         let pd = listen()?;
         let listeners = (0..stores).map(|_| listen()).collect::<io::Result<Vec<_>>>()?;
@@ -131,6 +149,7 @@ impl TestTikv {
             down: watch::Sender::new(false),
             pd: pd.local_addr()?,
             stores: listeners.iter().map(TcpListener::local_addr).collect::<io::Result<_>>()?,
+            tls,
         });
         let mut roles = vec![(Role::Pd, pd)];
         roles.extend(listeners.into_iter().enumerate().map(|(at, store)| (Role::Store(at as u64 + 1), store)));

@@ -223,6 +223,17 @@ pub struct RaftEntryTooLarge {
     pub entry_size: u64,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct StaleCommand {}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct DiskFull {
+    #[prost(uint64, repeated, tag = "1")]
+    pub store_id: Vec<u64>,
+    #[prost(string, tag = "2")]
+    pub reason: String,
+}
+
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct RegionError {
     #[prost(string, tag = "1")]
@@ -241,6 +252,10 @@ pub struct RegionError {
     pub store_not_match: Option<StoreNotMatch>,
     #[prost(message, optional, tag = "9")]
     pub raft_entry_too_large: Option<RaftEntryTooLarge>,
+    #[prost(message, optional, tag = "7")]
+    pub stale_command: Option<StaleCommand>,
+    #[prost(message, optional, tag = "15")]
+    pub disk_full: Option<DiskFull>,
 }
 
 // kvrpcpb: what requests and answers are made of

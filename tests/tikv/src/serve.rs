@@ -3,6 +3,7 @@
 //! The connections are hyper's, not those of tonic's own server, because faults need to break them one by one.
 
 use std::convert::Infallible;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,8 +12,14 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost::Message;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 use tokio::sync::Notify;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::{RootCertStore, ServerConfig, crypto};
 use tonic::body::Body;
 use tonic::server::{Grpc, StreamingService, UnaryService};
 use tonic::{Request, Response, Status, Streaming};
@@ -49,14 +56,46 @@ pub(crate) async fn listen(listener: TcpListener, role: Role, shared: Arc<Shared
             tokio::time::sleep(Duration::from_millis(10)).await;
             continue;
         };
-        if !*shared.down.borrow() {
-            tokio::spawn(connection(stream, role, shared.clone()));
+        if *shared.down.borrow() {
+            continue;
         }
+        let _ = stream.set_nodelay(true);
+        let shared = shared.clone();
+        tokio::spawn(async move {
+            match shared.tls.clone() {
+                None => connection(stream, role, shared).await,
+                // Who does not come to an understanding is gone.
+                Some(acceptor) => {
+                    if let Ok(stream) = acceptor.accept(stream).await {
+                        connection(stream, role, shared).await;
+                    }
+                }
+            }
+        });
     }
 }
 
-async fn connection(stream: TcpStream, role: Role, shared: Arc<Shared>) {
-    let _ = stream.set_nodelay(true);
+/// TLS of a cluster: clients show a certificate of the same authority.
+pub(crate) fn acceptor(authority: &Path, certificate: &Path, key: &Path) -> TlsAcceptor {
+    let chain = |file: &Path| -> Vec<CertificateDer<'static>> {
+        let read = CertificateDer::pem_file_iter(file).expect("a file of certificates");
+        read.collect::<Result<_, _>>().expect("certificates")
+    };
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(chain(authority));
+    let provider = Arc::new(crypto::ring::default_provider());
+    let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone());
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("versions of TLS")
+        .with_client_cert_verifier(clients.build().expect("an authority"))
+        .with_single_cert(chain(certificate), PrivateKeyDer::from_pem_file(key).expect("a key"))
+        .expect("a certificate and its key");
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    TlsAcceptor::from(Arc::new(config))
+}
+
+async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin + Send, role: Role, shared: Arc<Shared>) {
     let cut = Cut(Arc::new(Notify::new()));
     let mut down = shared.down.subscribe();
     let notify = cut.0.clone();

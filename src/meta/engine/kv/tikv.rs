@@ -18,13 +18,18 @@
 //! declines it and the other does not fall back. Sixteen lock-only keys per directory, so that creates which leave the
 //! directory's times alone do not meet: the peer knows nothing of them and removes the directory all the same.
 //!
+//! **Locks without a primary.** Locks go out to all regions at once; when the first of them has not arrived and the client
+//! dies, the crate asks for a transaction that nobody knows and gives up on the key for ever. Such locks are cleared
+//! here, once they are older than a living client's first phase can be. Whoever was alive all the same has a conflict.
+//!
 //! Garbage (old versions) is collected by the clients of a cluster without TiDB, so this one does, as the peer's do.
+//! Servers do not refuse reads below the safe point, they have holes: an attempt that has become that old begins again.
 
 use super::batch::Writes;
 use super::codec;
 use super::view::{Listed, Stored, View, Want};
 use super::{Attempt, Ended, Kv, KvEngine, KvTxn};
-use crate::base::{Fault, FaultKind};
+use crate::base::{Fault, FaultKind, Retry};
 use crate::meta::engine::{EngineError, EngineResult};
 use crate::util::outage::Outage;
 use async_trait::async_trait;
@@ -34,9 +39,10 @@ use std::future::Future;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+use tikv_client::transaction::ResolveLocksOptions;
 use tikv_client::{
-    BoundRange, CheckLevel, Config, Error, Key as TikvKey, KvPair, Snapshot, Transaction, TransactionClient,
-    TransactionOptions,
+    BoundRange, CheckLevel, Config, Error, Key as TikvKey, KvPair, SecurityManager, Snapshot, Timestamp, TimestampExt,
+    Transaction, TransactionClient, TransactionOptions,
 };
 
 /// One request to a store or to PD.
@@ -44,14 +50,22 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
 /// Reads are begun again until this long after the call, over elections and moves of regions; above this the metadata
 /// layer tries again.
 const RETRY_DEADLINE: Duration = Duration::from_secs(15);
-/// As above for the first contact: the URL may name the wrong servers, and who typed it waits.
-const FIRST_DEADLINE: Duration = Duration::from_secs(6);
+/// As above for the first contact, all servers together and then each of them: the URL may name the wrong servers, and who typed it waits.
+const FIRST_DEADLINE: Duration = Duration::from_secs(3);
+/// To find out the reason of a failure.
+const WHY_TIMEOUT: Duration = Duration::from_secs(1);
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// Locks of a commit whose fate is not known are waited for so long; they live for three seconds, and longer the more
 /// they write.
 const LOOK_DEADLINE: Duration = Duration::from_secs(30);
 /// Undoing the first half of a commit that has met another. What is left undone expires.
 const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(3);
+/// Locks of a first phase live for three seconds.
+const ORPHAN_AGE: Duration = Duration::from_secs(4);
+/// Clearing them looks at all locks of the volume.
+const CLEAR_TIMEOUT: Duration = Duration::from_secs(10);
+/// The least that others keep versions for is ten minutes, TiDB's default.
+const SNAPSHOT_AGE_MAX: Duration = Duration::from_secs(300);
 /// Keys per page: a scan asks every region of its range at once, each for so many.
 const PAGE: u32 = 1024;
 /// Keys that `erase` removes in one transaction.
@@ -82,26 +96,83 @@ struct Volume {
 
 /// Opens the volume under the path of the options.
 pub async fn open(options: &TikvOptions) -> EngineResult<KvEngine> {
+    Ok(KvEngine::new(Arc::new(Tikv(open_volume(options).await?))))
+}
+
+async fn open_volume(options: &TikvOptions) -> EngineResult<Arc<Volume>> {
     let mut config =
         Config::default().with_timeout(REQUEST_TIMEOUT).with_grpc_max_decoding_message_size(REPLY_BYTES_MAX);
     if let Some([ca, cert, key]) = &options.tls {
         config = config.with_security(ca, cert, key);
     }
-    let connect = async {
-        let client = TransactionClient::new_with_config(options.members.clone(), config).await?;
-        client.current_timestamp().await?;
-        Ok(client)
-    };
-    let client = match tokio::time::timeout(FIRST_DEADLINE, connect).await {
-        Ok(connected) => connected.map_err(|error| fault("open tikv", &error)),
-        Err(_) => Err(Fault::unavailable("open tikv").with("engine", "tikv").source("no answer in time")),
-    };
-    let client = client.map_err(|fault| fault.with("addresses", options.members.join(",")))?;
+    let client = connect(options, config).await?;
     let volume = Arc::new(Volume { client, prefix: prefix_of(&options.path), outage: Outage::default() });
     if let Some(interval) = options.gc_interval {
         collect_while_alive(Arc::downgrade(&volume), interval);
     }
-    Ok(KvEngine::new(Arc::new(Tikv(volume))))
+    Ok(volume)
+}
+
+/// The crate waits without end for a member that takes connections and says nothing, or that takes no notice, even when
+/// others would answer; so those are asked one by one when all of them together did not answer.
+async fn connect(options: &TikvOptions, config: Config) -> EngineResult<TransactionClient> {
+    let members = &options.members;
+    let of = |members: Vec<String>| {
+        let config = config.clone();
+        async move {
+            let client = TransactionClient::new_with_config(members, config).await?;
+            client.current_timestamp().await?;
+            Ok::<_, Error>(client)
+        }
+    };
+    let mut last = match tokio::time::timeout(FIRST_DEADLINE, of(members.clone())).await {
+        Ok(Ok(client)) => return Ok(client),
+        Ok(Err(error)) => fault("open tikv", &error),
+        Err(_) => Fault::unavailable("open tikv").with("engine", "tikv").source("no answer in time"),
+    };
+    if members.len() > 1 {
+        let each = members.iter().map(|member| Box::pin(of(vec![member.clone()])));
+        match tokio::time::timeout(FIRST_DEADLINE, futures::future::select_ok(each)).await {
+            Ok(Ok((client, _))) => return Ok(client),
+            Ok(Err(_)) | Err(_) => {}
+        }
+    }
+    // The crate says why in its log only.
+    if let Some((kind, said)) = why_not(options).await {
+        last = Fault::new(kind, "open tikv").with("engine", "tikv").source(said);
+    }
+    Err(last.with("addresses", members.join(",")).into())
+}
+
+/// What is in the way of a connection to the first member that gives a reason.
+async fn why_not(options: &TikvOptions) -> Option<(FaultKind, String)> {
+    let security = match &options.tls {
+        Some([ca, cert, key]) => match SecurityManager::load(ca, cert, key) {
+            Ok(security) => security,
+            Err(error) => return Some((FaultKind::Config, one_line(&error))),
+        },
+        None => SecurityManager::default(),
+    };
+    let mut taken = None;
+    for member in &options.members {
+        match tokio::time::timeout(WHY_TIMEOUT, security.connect(member, drop)).await {
+            Ok(Ok(())) => taken = taken.or(Some(member)),
+            Ok(Err(error)) => {
+                let said = one_line(&error);
+                let (kind, said) = match options.tls.is_some() && said.contains("certificate") {
+                    true => (FaultKind::Config, format!("the certificates are not believed (ca, cert, key): {said}")),
+                    false => (FaultKind::Unavailable, said),
+                };
+                return Some((kind, format!("{member}: {said}")));
+            }
+            Err(_) => {}
+        }
+    }
+    let wanted = match options.tls {
+        Some(_) => "does not believe our certificate (cert, key), or is no PD",
+        None => "wants TLS (ca, cert and key of the meta URL), or is no PD",
+    };
+    taken.map(|member| (FaultKind::Unavailable, format!("{member} takes connections and does not answer: it {wanted}")))
 }
 
 /// The path of the URL without its leading slashes, and the separator.
@@ -111,24 +182,29 @@ fn prefix_of(path: &str) -> Vec<u8> {
     prefix
 }
 
-/// Has versions collected that are older than the interval, once per interval, while the volume is in use.
+/// Has versions collected that are older than the interval, about once per interval, while the volume is in use. Mounts
+/// that were started together do not do so together.
 fn collect_while_alive(volume: Weak<Volume>, interval: Duration) {
     tokio::spawn(async move {
         loop {
-            tokio::time::sleep(interval).await;
+            tokio::time::sleep(interval.mul_f64(crate::util::rng::random_range(0.7..=1.0))).await;
             let Some(volume) = volume.upgrade() else { return };
-            let collected = async {
-                let mut safe_point = volume.client.current_timestamp().await?;
-                safe_point.physical -= i64::try_from(interval.as_millis()).unwrap_or(i64::MAX).min(safe_point.physical);
-                volume.client.gc(safe_point).await
-            };
-            match tokio::time::timeout(interval, collected).await {
-                Ok(Ok(_)) => tracing::debug!("tikv: old versions were collected"),
+            match tokio::time::timeout(interval, collect(&volume.client, interval)).await {
+                Ok(Ok(true)) => tracing::debug!("tikv: old versions were collected"),
+                Ok(Ok(false)) => tracing::debug!("tikv: others have collected later versions, or need older ones"),
                 Ok(Err(error)) => tracing::warn!("tikv: old versions were not collected: {}", one_line(&error)),
                 Err(_) => tracing::warn!("tikv: old versions were not collected in time"),
             }
         }
     });
+}
+
+/// First the locks of clients that died before the safe point are decided, all over the cluster: below it nobody could
+/// tell any more. Then PD is told. False: the safe point is another one than this.
+pub(super) async fn collect(client: &TransactionClient, keep: Duration) -> Result<bool, Error> {
+    let mut safe_point = client.current_timestamp().await?;
+    safe_point.physical -= i64::try_from(keep.as_millis()).unwrap_or(i64::MAX).min(safe_point.physical);
+    client.gc(safe_point).await
 }
 
 fn options() -> TransactionOptions {
@@ -138,7 +214,17 @@ fn options() -> TransactionOptions {
 
 /// What the client says, without its structure.
 fn one_line(error: &Error) -> String {
-    let mut text = error.to_string();
+    let mut text = match error {
+        // It says that there is an error, and its causes say which.
+        Error::Grpc(error) => {
+            let mut last: &(dyn std::error::Error + 'static) = error;
+            while let Some(cause) = last.source() {
+                last = cause;
+            }
+            last.to_string()
+        }
+        error => error.to_string(),
+    };
     if text.len() > 400 {
         let end = (0..=400).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
         text.truncate(end);
@@ -163,9 +249,22 @@ fn kind_of(error: &Error) -> FaultKind {
             12 => FaultKind::Unsupported,
             _ => FaultKind::Unavailable,
         },
+        Error::RegionError(region) if region.raft_entry_too_large.is_some() => FaultKind::Unsupported,
+        Error::RegionError(region) if region.disk_full.is_some() => FaultKind::Full,
         Error::Url(_) | Error::KeyspaceNotFound(_) => FaultKind::Config,
         Error::Unimplemented | Error::UnsupportedMode | Error::InvalidTransactionType => FaultKind::Internal,
         _ => FaultKind::Unavailable,
+    }
+}
+
+/// When the transaction began whose lock is in the way and whose primary was never locked.
+fn orphan_of(error: &Error) -> Option<u64> {
+    match error {
+        Error::KeyError(error) => error.txn_not_found.as_ref().map(|unknown| unknown.start_ts),
+        Error::TxnNotFound(unknown) => Some(unknown.start_ts),
+        Error::ExtractedErrors(errors) | Error::MultipleKeyErrors(errors) => errors.iter().find_map(orphan_of),
+        Error::UndeterminedError(inner) | Error::PessimisticLockError { inner, .. } => orphan_of(inner),
+        _ => None,
     }
 }
 
@@ -247,9 +346,31 @@ impl Volume {
         Ok(self.client.snapshot(now, options().read_only()))
     }
 
+    /// The fault of a read. If a lock without a primary was in its way, it is cleared as soon as that may be.
+    async fn failed(&self, operation: &'static str, error: Error) -> Fault {
+        if let Some(start) = orphan_of(&error) {
+            match tokio::time::timeout(CLEAR_TIMEOUT, self.clear_orphans(start)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::warn!("tikv: a dead client's locks were not cleared: {}", one_line(&error)),
+                Err(_) => tracing::warn!("tikv: a dead client's locks were not cleared in time"),
+            }
+        }
+        fault(operation, &error)
+    }
+
+    async fn clear_orphans(&self, start: u64) -> Result<(), Error> {
+        let began = Timestamp::from_version(start);
+        let age_ms = self.client.current_timestamp().await?.physical.saturating_sub(began.physical);
+        if age_ms < ORPHAN_AGE.as_millis() as i64 {
+            return Ok(());
+        }
+        let range = self.range(&[], &[u8::MAX; 2]);
+        self.client.cleanup_locks(range, &began, ResolveLocksOptions::default()).await.map(drop)
+    }
+
     /// Reads at the timestamp of a transaction.
     async fn read_at(&self, txn: &mut Transaction, wants: &[Want]) -> EngineResult<View> {
-        let failed = |error: Error| fault("read", &error);
+        let failed = |error: Error| self.failed("read", error);
         let mut view = View::default();
         let keys: Vec<&Vec<u8>> = wants
             .iter()
@@ -263,7 +384,10 @@ impl Volume {
                 view.put_key((*key).clone(), None);
             }
             let physical: Vec<TikvKey> = keys.iter().map(|key| self.physical(key).into()).collect();
-            let pairs: Vec<KvPair> = txn.batch_get(physical).await.map_err(failed)?.collect();
+            let pairs: Vec<KvPair> = match txn.batch_get(physical).await {
+                Ok(pairs) => pairs.collect(),
+                Err(error) => return Err(failed(error).await.into()),
+            };
             for pair in pairs {
                 let (key, value) = self.logical(pair)?;
                 view.put_key(key, Some(Stored { value, revision: 0 }));
@@ -279,7 +403,10 @@ impl Volume {
             let mut rows = Vec::new();
             loop {
                 let range = self.range(&from, &end);
-                let pairs: Vec<KvPair> = txn.scan(range, limit).await.map_err(failed)?.collect();
+                let pairs: Vec<KvPair> = match txn.scan(range, limit).await {
+                    Ok(pairs) => pairs.collect(),
+                    Err(error) => return Err(failed(error).await.into()),
+                };
                 let mut page = pairs.into_iter().map(|pair| self.logical(pair)).collect::<EngineResult<Vec<_>>>()?;
                 page.sort_unstable_by(|one, other| one.0.cmp(&other.0));
                 // Each region has answered with as many; those after the last of a full page are asked for again.
@@ -394,8 +521,10 @@ impl Kv for Tikv {
     async fn scan(&self, from: &[u8], to: &[u8], limit: usize) -> EngineResult<Vec<(Vec<u8>, Bytes)>> {
         let page = || async {
             let mut snapshot = self.0.snapshot().await.map_err(|error| fault("scan", &error))?;
-            let pairs = snapshot.scan(self.0.range(from, to), limit as u32).await;
-            Ok(pairs.map_err(|error| fault("scan", &error))?.collect::<Vec<KvPair>>())
+            match snapshot.scan(self.0.range(from, to), limit as u32).await {
+                Ok(pairs) => Ok(pairs.collect::<Vec<KvPair>>()),
+                Err(error) => Err(self.0.failed("scan", error).await),
+            }
         };
         let pairs = self.0.again("scan", page).await?;
         let mut rows = pairs.into_iter().map(|pair| self.0.logical(pair)).collect::<EngineResult<Vec<_>>>()?;
@@ -426,18 +555,23 @@ impl Kv for Tikv {
 /// One attempt: the transaction begins with the first read, so that nothing that waits before makes it old.
 struct TikvTxn {
     volume: Arc<Volume>,
-    txn: Option<Transaction>,
+    txn: Option<(Transaction, Instant)>,
 }
 
 impl TikvTxn {
+    /// What it reads, and the versions that its commit is compared with, may have been collected.
+    fn is_too_old(&self) -> bool {
+        self.txn.as_ref().is_some_and(|(_, began)| began.elapsed() >= SNAPSHOT_AGE_MAX)
+    }
+
     async fn begun(&mut self) -> EngineResult<&mut Transaction> {
         if self.txn.is_none() {
             let volume = self.volume.clone();
             let begin =
                 || async { volume.client.begin_with_options(options()).await.map_err(|error| fault("begin", &error)) };
-            self.txn = Some(self.volume.again("begin", begin).await?);
+            self.txn = Some((self.volume.again("begin", begin).await?, Instant::now()));
         }
-        self.txn.as_mut().ok_or_else(|| Fault::internal("begin").with("engine", "tikv").into())
+        self.txn.as_mut().map(|(txn, _)| txn).ok_or_else(|| Fault::internal("begin").with("engine", "tikv").into())
     }
 }
 
@@ -445,6 +579,9 @@ impl TikvTxn {
 impl KvTxn for TikvTxn {
     /// Asked again at the same timestamp.
     async fn read(&mut self, wants: &[Want]) -> EngineResult<View> {
+        if self.is_too_old() {
+            return Err(EngineError::Conflict);
+        }
         let volume = self.volume.clone();
         let deadline = Instant::now() + RETRY_DEADLINE;
         loop {
@@ -470,7 +607,10 @@ impl KvTxn for TikvTxn {
         self.begun().await?;
         let volume = self.volume.clone();
         let again = || Ended::Changed(Box::new(TikvTxn { volume: volume.clone(), txn: None }), None);
-        let Some(mut txn) = self.txn.take() else {
+        if self.is_too_old() {
+            return Ok(again());
+        }
+        let Some((mut txn, _)) = self.txn.take() else {
             return Err(Fault::internal("commit").with("engine", "tikv").into());
         };
         let fault = match tokio::time::timeout(RETRY_DEADLINE, volume.write(&mut txn, &attempt)).await {
@@ -483,12 +623,23 @@ impl KvTxn for TikvTxn {
                 let _ = tokio::time::timeout(ROLLBACK_TIMEOUT, txn.rollback()).await;
                 return Ok(again());
             }
+            Ok(Err(error)) if orphan_of(&error).is_some() => {
+                // The first phase has met the lock.
+                let met = volume.failed("commit", error).await;
+                tracing::debug!("tikv: begins again: {met}");
+                let _ = tokio::time::timeout(ROLLBACK_TIMEOUT, txn.rollback()).await;
+                return Ok(again());
+            }
             Ok(Err(error)) => fault("commit", &error),
             Err(_) => Fault::timeout("commit").with("engine", "tikv"),
         };
-        volume.silent(&fault);
+        if fault.retry() != Retry::Never {
+            volume.silent(&fault);
+        }
         match volume.look(attempt.view, attempt.checks, attempt.writes).await {
             Some(true) => Ok(Ended::Applied),
+            // It was not, and would not be the next time.
+            Some(false) if fault.retry() == Retry::Never => Err(fault.into()),
             Some(false) => Ok(again()),
             None => {
                 let fault = Fault::undetermined("commit").with("engine", "tikv").source(fault);
@@ -497,3 +648,6 @@ impl KvTxn for TikvTxn {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -372,7 +372,7 @@ fn was_refused(status: &Status) -> bool {
 /// Somebody took the connection and ended it at the first words.
 fn was_hung_up(status: &Status) -> bool {
     let said = text_of(status);
-    ["connection closed", "connection reset", "broken pipe", "frame"]
+    ["connection closed", "connection reset", "broken pipe", "frame", "fatal alert"]
         .iter()
         .any(|end| said.to_lowercase().contains(end))
 }

@@ -120,7 +120,7 @@ impl Driver {
             Some(seconds) => Duration::from_secs(seconds),
         };
         let life = options.max_life_seconds.filter(|seconds| *seconds > 0).map(Duration::from_secs);
-        let keep = Keep { idle, life };
+        let keep = Keep { idle, life, most: options.max_idle_conns.map_or(most, |most| most as usize) };
         let (connections, setup) = match options.kind {
             ServerKind::Mysql => (Connections::Mysql(Pool::new(mysql(options), most, keep)), mysql_setup()),
             ServerKind::Postgres => {

@@ -94,6 +94,8 @@ pub struct ServerOptions {
     pub key_file: Option<PathBuf>,
     /// 0: as many as the engine finds right.
     pub max_open_conns: u32,
+    /// Unused connections that are kept; where nothing is said, all.
+    pub max_idle_conns: Option<u32>,
     pub max_idle_seconds: Option<u64>,
     pub max_life_seconds: Option<u64>,
 }

@@ -22,6 +22,8 @@ pub struct Keep {
     pub idle: Duration,
     /// In all, if that has an end.
     pub life: Option<Duration>,
+    /// So many unused ones at most.
+    pub most: usize,
 }
 
 pub struct Pool<C: Connection> {
@@ -106,7 +108,10 @@ impl<C: Connection> Pool<C> {
 
     /// Gives a connection back that is good for the next one.
     pub fn put(&self, held: Held<C>) {
-        self.idle.lock().push(Kept { conn: held.conn, born: held.born, used: Instant::now() });
+        let mut idle = self.idle.lock();
+        if idle.len() < self.keep.most {
+            idle.push(Kept { conn: held.conn, born: held.born, used: Instant::now() });
+        }
     }
 
     /// All that are unused are of no more use: the server was away.
