@@ -15,7 +15,7 @@
 //! A volume lies in one slot of a cluster (hash tag `{db}`), so a cluster is one connection as well, to the node that
 //! serves the slot; `route` finds it, and the master that sentinels know, anew for each connection. Redis replicates after
 //! it has answered, so there a commit is acknowledged only when the replicas have it (`replicas`; `?wait-replicas=N`, `all`
-//! or 0, an option that the peer does not know; `all` with sentinels and in clusters, 0 for a single server). What is left
+//! or 0, an option that the peer refuses; `all` with sentinels and in clusters, 0 for a single server). What is left
 //! to `min-replicas-to-write`: a master that only we can still reach. Servers that refuse scripts are served by WATCH and
 //! MULTI (`plain`).
 //!
