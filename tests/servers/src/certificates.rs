@@ -3,10 +3,12 @@
 use crate::process::{program, run};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use tempfile::TempDir;
 
 /// An authority, a certificate of it for localhost and 127.0.0.1, and one for a client, as files of a directory.
-pub struct Certificates(TempDir);
+#[derive(Clone)]
+pub struct Certificates(Arc<TempDir>);
 
 impl Certificates {
     pub const PROGRAMS: [&str; 1] = ["openssl"];
@@ -29,7 +31,7 @@ impl Certificates {
             let by = ["-CAkey", "authority.key", "-CAcreateserial", "-extfile", "names", "-out", &out];
             openssl(&[&signed[..], &by].concat());
         }
-        Certificates(dir)
+        Certificates(Arc::new(dir))
     }
 
     pub fn path(&self, name: &str) -> String {

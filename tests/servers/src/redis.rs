@@ -5,8 +5,8 @@ pub use crate::Certificates;
 use crate::process::{Kept, free_port, program, run};
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -29,6 +29,8 @@ pub struct Redis {
     is_sentinel: bool,
     databases_taken: AtomicU32,
     server: Option<Kept>,
+    /// Where it speaks TLS as well.
+    tls_port: Option<u16>,
 }
 
 impl Redis {
@@ -57,10 +59,32 @@ impl Redis {
             }
         }
         let configuration = text + &lines.join("\n") + "\n";
-        let mut redis =
-            Redis { port, dir, configuration, is_sentinel, databases_taken: AtomicU32::new(0), server: None };
+        let mut redis = Redis {
+            port,
+            dir,
+            configuration,
+            is_sentinel,
+            databases_taken: AtomicU32::new(0),
+            server: None,
+            tls_port: None,
+        };
         redis.restart();
         redis
+    }
+
+    /// With TLS at a port of its own, where there are certificates; it then takes TLS to other servers as well.
+    fn start_tls(lines: &[&str], is_sentinel: bool, certificates: Option<&Certificates>) -> Redis {
+        let Some(certificates) = certificates else { return Redis::start_as(lines, is_sentinel) };
+        let port = free_port();
+        let tls = certificates.lines(port, false);
+        let tls: Vec<&str> = tls.iter().map(String::as_str).chain(["tls-replication yes"]).collect();
+        let server = Redis::start_as(&[lines, &tls].concat(), is_sentinel);
+        Redis { tls_port: Some(port), ..server }
+    }
+
+    /// Where other servers find it, and clients of the same kind.
+    fn peer_port(&self) -> u16 {
+        self.tls_port.unwrap_or(self.port)
     }
 
     /// Starts it again after [`Redis::kill`].
@@ -142,9 +166,16 @@ impl Cluster {
     }
 
     pub fn start(masters: usize, replicas: usize) -> Cluster {
+        Cluster::start_tls(masters, replicas, &[], None)
+    }
+
+    /// With these lines of configuration for each node, and TLS where there are certificates.
+    pub fn start_tls(masters: usize, replicas: usize, lines: &[&str], certificates: Option<&Certificates>) -> Cluster {
         let node = || {
             let bus = format!("cluster-port {}", free_port());
-            Redis::start(&["cluster-enabled yes", "cluster-config-file nodes.conf", "cluster-node-timeout 1500", &bus])
+            let own = ["cluster-enabled yes", "cluster-config-file nodes.conf", "cluster-node-timeout 1500", &bus];
+            let tls = certificates.map(|_| "tls-cluster yes");
+            Redis::start_tls(&[lines, &own, tls.as_slice()].concat(), false, certificates)
         };
         let nodes: Vec<Redis> = (0..masters * (1 + replicas)).map(|_| node()).collect();
         for (i, node) in nodes.iter().enumerate() {
@@ -155,7 +186,7 @@ impl Cluster {
             }
             let bus = nodes[0].run(&["CONFIG", "GET", "cluster-port"]);
             let bus = bus.lines().last().expect("a port");
-            node.run(&["CLUSTER", "MEET", "127.0.0.1", &nodes[0].port.to_string(), bus]);
+            node.run(&["CLUSTER", "MEET", "127.0.0.1", &nodes[0].peer_port().to_string(), bus]);
         }
         let cluster = Cluster { nodes, masters, databases_taken: AtomicU32::new(0) };
         let count = format!("cluster_known_nodes:{}", cluster.nodes.len());
@@ -227,6 +258,14 @@ impl Cluster {
         format!("redis://{}/{db}", addresses.join(","))
     }
 
+    /// The same over TLS, for a user.
+    pub fn tls_url(&self, user: &str, db: u32, certificates: &Certificates) -> String {
+        let hosts: Vec<String> =
+            self.nodes[..self.masters].iter().map(|node| format!("127.0.0.1:{}", node.peer_port())).collect();
+        let trust = certificates.path("authority.pem");
+        format!("rediss://{user}@{}/{db}?tls-ca-cert-file={trust}", hosts.join(","))
+    }
+
     /// The meta URL of a fresh volume: all nodes, or one.
     pub fn next_url(&self) -> String {
         let db = self.databases_taken.fetch_add(1, Ordering::Relaxed);
@@ -250,14 +289,19 @@ impl Watched {
 
     /// With these lines of configuration for each of the servers.
     pub fn start(lines: &[&str]) -> Watched {
-        let master = Redis::start(lines);
-        let follows = format!("replicaof 127.0.0.1 {}", master.port);
-        let replica = || Redis::start(&[lines, &[follows.as_str()]].concat());
+        Watched::start_tls(lines, None)
+    }
+
+    /// The same, and TLS where there are certificates.
+    pub fn start_tls(lines: &[&str], certificates: Option<&Certificates>) -> Watched {
+        let master = Redis::start_tls(lines, false, certificates);
+        let follows = format!("replicaof 127.0.0.1 {}", master.peer_port());
+        let replica = || Redis::start_tls(&[lines, &[follows.as_str()]].concat(), false, certificates);
         let (one, two) = (replica(), replica());
         for server in [&one, &two] {
             settles("a replica does not follow", || server.run(&["INFO", "replication"]).contains("link_status:up"));
         }
-        let monitor = format!("sentinel monitor {MASTER} 127.0.0.1 {} 2", master.port);
+        let monitor = format!("sentinel monitor {MASTER} 127.0.0.1 {} 2", master.peer_port());
         let options = [
             monitor,
             format!("sentinel down-after-milliseconds {MASTER} 1000"),
@@ -265,7 +309,7 @@ impl Watched {
             format!("sentinel parallel-syncs {MASTER} 2"),
         ];
         let options: Vec<&str> = options.iter().map(String::as_str).collect();
-        let sentinels: Vec<Redis> = (0..3).map(|_| Redis::start_as(&options, true)).collect();
+        let sentinels: Vec<Redis> = (0..3).map(|_| Redis::start_tls(&options, true, certificates)).collect();
         for sentinel in &sentinels {
             settles("a sentinel does not know all others", || {
                 let says = |of: &str| sentinel.run(&["SENTINEL", of, MASTER]).lines().filter(|l| *l == "name").count();
@@ -279,13 +323,32 @@ impl Watched {
     pub fn master(&self) -> usize {
         let address = self.sentinels[0].run(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER]);
         let port = address.lines().last().and_then(|port| port.parse().ok());
-        self.servers.iter().position(|server| Some(server.port) == port).expect("one of the servers")
+        self.servers.iter().position(|server| Some(server.peer_port()) == port).expect("one of the servers")
     }
 
     /// The meta URL of a database.
     pub fn url(&self, db: u32) -> String {
         let addresses: Vec<String> = self.sentinels.iter().map(Redis::address).collect();
         format!("redis://{MASTER},{}/{db}", addresses.join(","))
+    }
+
+    /// The same over TLS, for a user.
+    pub fn tls_url(&self, user: &str, db: u32, certificates: &Certificates) -> String {
+        let hosts: Vec<String> =
+            self.sentinels.iter().map(|sentinel| format!("127.0.0.1:{}", sentinel.peer_port())).collect();
+        let trust = certificates.path("authority.pem");
+        format!("rediss://{user}@{MASTER},{}/{db}?tls-ca-cert-file={trust}", hosts.join(","))
+    }
+
+    /// Hands over to a replica, and waits until it has been.
+    pub fn fail_over(&self) {
+        let before = self.master();
+        settles("no failover begins", || self.sentinels[1].run(&["SENTINEL", "FAILOVER", MASTER]) == "OK");
+        self.wait_for_another_than(before);
+    }
+
+    pub fn wait_for_another_than(&self, master: usize) {
+        settles("no failover", || self.master() != master);
     }
 
     /// The meta URL of a fresh, empty database.

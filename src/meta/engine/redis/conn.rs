@@ -11,6 +11,7 @@
 
 use super::codec::Prefix;
 use super::link::{Endpoint, Link};
+use super::replicas::Replicas;
 use super::route::{Route, redirection};
 use super::url::Target;
 use crate::base::{Fault, FaultKind};
@@ -49,6 +50,9 @@ const MOVING_APART: Duration = Duration::from_secs(10);
 const MOVED_MAX: u32 = 3;
 /// Being sent on so much later is another matter.
 const MOVED_APART: Duration = Duration::from_secs(1);
+/// For so long after a commit of unknown outcome, what is read is answered only when replicas have it: it may be what that
+/// commit has written, and then this read is its acknowledgement.
+const DOUBT: Duration = Duration::from_secs(60);
 /// Before a server that cannot serve now is asked again.
 const PASSING_PAUSE: Duration = Duration::from_millis(100);
 
@@ -70,6 +74,12 @@ pub(super) struct Connection {
     announces: bool,
     /// The server has no memory for what takes some.
     full: Outage,
+    replicas: Replicas,
+    /// Finds out about failovers for this one as well, which sends nothing that only a master takes: the old master goes on
+    /// to answer reads.
+    leader: Option<Arc<Connection>>,
+    /// When the outcome of a commit was last unknown.
+    doubted: Mutex<Option<Instant>>,
     /// Since when the slot of the volume has been on its way, and when that was last heard.
     moving: Mutex<Option<(Instant, Instant)>>,
     /// How many times in a row we were sent on to another node, and when last.
@@ -81,6 +91,8 @@ struct Current {
     link: Option<Arc<Link>>,
     /// Counts connections, so that a late failure of an old one does not discard its successor.
     generation: u64,
+    /// The leader's at that time.
+    led_by: u64,
     /// Attempts to connect that failed in a row, and when the first and the last did.
     failures: u32,
     failing: Option<(Instant, Instant)>,
@@ -92,14 +104,14 @@ struct Current {
 
 impl Current {
     /// A new connection: the outage, if there was one, is over.
-    fn connected(&mut self, link: Arc<Link>, address: &str) -> u64 {
+    fn connected(&mut self, link: Arc<Link>, led_by: u64, address: &str) -> u64 {
         if self.reported
             && let Some((since, _)) = self.failing
         {
             tracing::info!(address, "redis can be reached again after {:.1} s", since.elapsed().as_secs_f64());
         }
         let generation = self.generation + 1;
-        *self = Current { link: Some(link), generation, ..Current::default() };
+        *self = Current { link: Some(link), generation, led_by, ..Current::default() };
         generation
     }
 
@@ -123,9 +135,24 @@ impl Current {
 
 impl Connection {
     /// Nothing is sent yet.
-    pub(super) fn new(target: Target, announces: bool) -> Connection {
+    pub(super) fn new(target: Target) -> Connection {
+        Connection::led_by(target, None)
+    }
+
+    /// For long reads, at the server of another connection.
+    pub(super) fn behind(leader: &Arc<Connection>) -> Connection {
+        Connection::led_by(leader.target.clone(), Some(leader.clone()))
+    }
+
+    fn led_by(target: Target, leader: Option<Arc<Connection>>) -> Connection {
+        let announces = leader.is_none();
+        // Scans decide nothing.
+        let (wanted, asked_for) = if announces { target.wait_replicas() } else { (0, false) };
         Connection {
             route: Route::new(&target),
+            replicas: Replicas::new(wanted, asked_for),
+            leader,
+            doubted: Mutex::default(),
             target,
             scripts: AtomicBool::new(true),
             pool: super::plain::Pool::default(),
@@ -175,16 +202,48 @@ impl Connection {
         Ok(self.query_at(cmd).await?.0)
     }
 
-    /// The same, and which server answered: see [`Link::identity`].
+    /// A change that does no harm when it is made twice: as a read, and what it answers outlives the server.
+    pub(super) async fn query_lasting(&self, cmd: &Cmd) -> EngineResult<Value> {
+        Ok(self.ask_until_answered(cmd, true).await?.0)
+    }
+
+    /// The same as a read, and which server answered: see [`Link::identity`].
     pub(super) async fn query_at(&self, cmd: &Cmd) -> EngineResult<(Value, u64)> {
+        self.ask_until_answered(cmd, false).await
+    }
+
+    async fn ask_until_answered(&self, cmd: &Cmd, lasting: bool) -> EngineResult<(Value, u64)> {
         let mut deadline = Instant::now() + RETRY_DEADLINE;
         loop {
             let (link, generation) = self.get(deadline).await?;
-            match self.answer(&link, cmd).await {
+            let answered = self.answer(&link, cmd).await;
+            match self.vouched(&link, answered, lasting).await {
                 Ok(value) => return Ok((value, link.identity())),
                 Err(error) => self.judge(error, generation, &mut deadline, "read").await?,
             }
         }
+    }
+
+    /// An answer that outlives the server where that matters.
+    async fn vouched<T>(&self, link: &Link, answered: Result<T, RedisError>, lasting: bool) -> Result<T, RedisError> {
+        let answered = answered?;
+        let in_doubt = || self.doubted.lock().is_some_and(|doubted| doubted.elapsed() < DOUBT);
+        if self.replicas.are_waited_for() && (lasting || in_doubt()) {
+            let assured = self.replicas.assure(&self.route, link).await;
+            if assured.is_err() {
+                tokio::time::sleep(PASSING_PAUSE).await;
+            }
+            assured?;
+        }
+        Ok(answered)
+    }
+
+    /// After a change: answered only when replicas have it.
+    pub(super) async fn assure(&self, link: &Link, generation: u64, operation: &'static str) -> EngineResult<()> {
+        self.replicas.assure(&self.route, link).await.map_err(|error| {
+            self.discard(generation);
+            self.undetermined(operation, error)
+        })
     }
 
     /// What the server answers, or the node of a cluster to which it sends this one request.
@@ -230,7 +289,7 @@ impl Connection {
                 Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::Ask) => Ok(Value::Nil),
                 answered => answered,
             };
-            match answered {
+            match self.vouched(&link, answered, false).await {
                 Ok(value) => return Ok(value),
                 Err(error) => self.judge(error, generation, &mut deadline, "read").await?,
             }
@@ -239,36 +298,54 @@ impl Connection {
 
     /// Several reads in one trip; `atomic` makes them one snapshot. Errors of single commands stay in their places.
     pub(super) async fn query_all(&self, pipeline: &Pipeline, atomic: bool) -> EngineResult<Vec<Value>> {
-        Ok(self.query_all_at(pipeline, atomic).await?.0)
+        Ok(self.ask_all_until_answered(pipeline, atomic, false).await?.0)
     }
 
-    /// The same, and which server answered.
+    /// As [`Connection::query_lasting`], in one transaction.
+    pub(super) async fn query_all_lasting(&self, pipeline: &Pipeline) -> EngineResult<Vec<Value>> {
+        Ok(self.ask_all_until_answered(pipeline, true, true).await?.0)
+    }
+
+    /// Several reads, and which server answered.
     pub(super) async fn query_all_at(&self, pipeline: &Pipeline, atomic: bool) -> EngineResult<(Vec<Value>, u64)> {
+        self.ask_all_until_answered(pipeline, atomic, false).await
+    }
+
+    async fn ask_all_until_answered(
+        &self,
+        pipeline: &Pipeline,
+        atomic: bool,
+        lasting: bool,
+    ) -> EngineResult<(Vec<Value>, u64)> {
         let mut deadline = Instant::now() + RETRY_DEADLINE;
         let count = pipeline.len();
         let (skipped, wanted) = if atomic { (count + 1, 1) } else { (0, count) };
         loop {
             let (link, generation) = self.get(deadline).await?;
-            let error = match link.send_all(pipeline, skipped, wanted).await {
+            let answered = match link.send_all(pipeline, skipped, wanted).await {
                 Ok(mut values) if atomic => match values.pop() {
-                    Some(Value::Array(values)) if values.len() == count => return Ok((values, link.identity())),
-                    Some(Value::ServerError(error)) => error.into(),
+                    Some(Value::Array(values)) if values.len() == count => Ok(values),
+                    Some(Value::ServerError(error)) => Err(error.into()),
                     _ => return Err(self.odd_reply("read")),
                 },
                 Ok(mut values) if values.len() == count => match self.follow(pipeline, &mut values).await {
-                    Some(error) => error,
-                    None => return Ok((values, link.identity())),
+                    Some(error) => Err(error),
+                    None => Ok(values),
                 },
                 Ok(_) => return Err(self.odd_reply("read")),
+                Err(error) => Err(error),
+            };
+            let answered = match answered {
+                Err(error) if atomic && is_refused_transaction(&error) => Ok(match self.has_scripts() {
+                    true => self.query_by_script(pipeline).await?,
+                    false => super::plain::snapshot(self, pipeline).await?,
+                }),
+                answered => answered,
+            };
+            let error = match self.vouched(&link, answered, lasting).await {
+                Ok(values) => return Ok((values, link.identity())),
                 Err(error) => error,
             };
-            if atomic && is_refused_transaction(&error) {
-                return match self.has_scripts() {
-                    true => self.query_by_script(pipeline).await,
-                    false => super::plain::snapshot(self, pipeline).await,
-                }
-                .map(|values| (values, link.identity()));
-            }
             self.judge(error, generation, &mut deadline, "read").await?;
         }
     }
@@ -326,17 +403,24 @@ impl Connection {
                 Err(error) if is_passing(&error) && self.route.has_others() => {
                     self.judge(error, generation, &mut deadline, operation).await?;
                 }
-                answered => {
-                    if answered.as_ref().is_err_and(is_demoted) {
+                Err(error) => {
+                    if is_demoted(&error) {
                         self.discard(generation);
                     }
-                    return Ok(answered);
+                    return Ok(Err(error));
+                }
+                // Nothing was changed.
+                Ok(Value::Int(0)) => return Ok(Ok(Value::Int(0))),
+                Ok(answer) => {
+                    self.assure(&link, generation, operation).await?;
+                    return Ok(Ok(answer));
                 }
             }
         }
     }
 
     pub(super) fn undetermined(&self, operation: &'static str, error: RedisError) -> EngineError {
+        *self.doubted.lock() = Some(Instant::now());
         let fault = Fault::undetermined(operation).with("engine", "redis").with("address", &self.target.address);
         EngineError::Undetermined(fault.source(error))
     }
@@ -447,9 +531,14 @@ impl Connection {
 
     /// The current connection, or a new one.
     pub(super) async fn get(&self, deadline: Instant) -> EngineResult<(Arc<Link>, u64)> {
+        let led_by = match &self.leader {
+            Some(leader) => Box::pin(leader.get(deadline)).await?.1,
+            None => 0,
+        };
         let ready = || {
             let current = self.current.lock();
-            current.link.clone().map(|link| (link, current.generation))
+            let link = current.link.clone().filter(|_| current.led_by == led_by);
+            link.map(|link| (link, current.generation))
         };
         if let Some(ready) = ready() {
             return Ok(ready);
@@ -471,7 +560,7 @@ impl Connection {
             let error = match self.route.connect(CONNECT_TIMEOUT).await {
                 Ok(link) => {
                     let link = Arc::new(link);
-                    let generation = self.current.lock().connected(link.clone(), &self.target.address);
+                    let generation = self.current.lock().connected(link.clone(), led_by, &self.target.address);
                     return Ok((link, generation));
                 }
                 Err(error) => error,

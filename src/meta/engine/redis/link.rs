@@ -66,6 +66,7 @@ pub(super) struct Link {
     timeout: Duration,
     /// Tells this run of this server from all others, when it is known; see [`Link::identify`].
     identity: u64,
+    endpoint: Option<Endpoint>,
 }
 
 enum Wire {
@@ -89,7 +90,9 @@ impl Link {
     /// Connects, authenticates and selects the database, within `connecting` in all.
     pub(super) async fn connect(endpoint: &Endpoint, access: &Access, connecting: Duration) -> RedisResult<Link> {
         let connected = tokio::time::timeout(connecting, Link::connect_unbounded(endpoint, access)).await;
-        connected.unwrap_or_else(|_| Err(timed_out()))
+        let mut link = connected.unwrap_or_else(|_| Err(timed_out()))?;
+        link.endpoint = Some(endpoint.clone());
+        Ok(link)
     }
 
     async fn connect_unbounded(endpoint: &Endpoint, access: &Access) -> RedisResult<Link> {
@@ -142,7 +145,7 @@ impl Link {
         let login = RedisConnectionInfo::default().set_skip_set_lib_name();
         let (connection, task) = MultiplexedConnection::new_with_config(&login, stream, config).await?;
         let task = tokio::spawn(task).abort_handle();
-        let link = Link { wire: Wire::Tls(connection, task), timeout: access.timeout, identity: 0 };
+        let link = Link { wire: Wire::Tls(connection, task), timeout: access.timeout, identity: 0, endpoint: None };
         link.log_in(&access.login).await.map_err(|error| tls.refused(error))?;
         Ok(link)
     }
@@ -164,6 +167,16 @@ impl Link {
         self.identity
     }
 
+    /// Where it leads.
+    pub(super) fn endpoint(&self) -> Option<&Endpoint> {
+        self.endpoint.as_ref()
+    }
+
+    /// The same for the log.
+    pub(super) fn address(&self) -> String {
+        self.endpoint.as_ref().map(Endpoint::to_string).unwrap_or_default()
+    }
+
     async fn over<R>(reading: R, writing: Half, login: &RedisConnectionInfo, timeout: Duration) -> RedisResult<Link>
     where
         R: AsyncRead + Unpin + Send + 'static,
@@ -175,7 +188,7 @@ impl Link {
             room: Arc::new(Semaphore::new(UNDER_WAY_MAX)),
         });
         let task = tokio::spawn(plain.clone().attend(reading)).abort_handle();
-        let link = Link { wire: Wire::Plain(plain, task), timeout, identity: 0 };
+        let link = Link { wire: Wire::Plain(plain, task), timeout, identity: 0, endpoint: None };
         link.log_in(login).await?;
         Ok(link)
     }
@@ -204,8 +217,10 @@ impl Link {
         if login.db() != 0 {
             rest.cmd("SELECT").arg(login.db());
         }
-        let mut answers = self.send_all(&rest, 1, rest.len() - 1).await?;
-        answers.pop().unwrap_or(Value::Okay).extract_error().map(|_| ())
+        // None is skipped: the crate's connection waits without end where nothing is left that is wanted.
+        let mut answers = self.send_all(&rest, 0, rest.len()).await?.into_iter();
+        let _is_known = answers.next();
+        answers.next().unwrap_or(Value::Okay).extract_error().map(|_| ())
     }
 
     /// One command, one reply. Errors of the server are values.

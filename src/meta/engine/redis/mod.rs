@@ -14,8 +14,10 @@
 //!
 //! A volume lies in one slot of a cluster (hash tag `{db}`), so a cluster is one connection as well, to the node that
 //! serves the slot; `route` finds it, and the master that sentinels know, anew for each connection. Redis replicates after
-//! it has answered: what a master has acknowledged in its last moment is lost with it. `min-replicas-to-write` bounds how
-//! much that can be. Servers that refuse scripts are served by WATCH and MULTI (`plain`).
+//! it has answered, so there a commit is acknowledged only when the replicas have it (`replicas`; `?wait-replicas=N`, `all`
+//! or 0, an option that the peer refuses; `all` with sentinels and in clusters, 0 for a single server). What is left
+//! to `min-replicas-to-write`: a master that only we can still reach. Servers that refuse scripts are served by WATCH and
+//! MULTI (`plain`).
 //!
 //! Needs Redis 6.2 (HRANDFIELD).
 //!
@@ -29,6 +31,7 @@ mod conn;
 pub mod fuzz;
 mod link;
 mod plain;
+mod replicas;
 mod resp;
 mod route;
 #[cfg(test)]
@@ -86,7 +89,7 @@ impl RedisEngine {
     /// checks that they can serve. Passwords may come from the environment; see `url`.
     pub async fn open(url: &str) -> EngineResult<Arc<RedisEngine>> {
         let mut target = url::Target::parse(url, |name| std::env::var(name).ok())?;
-        let mut main = Connection::new(target.clone(), true);
+        let mut main = Connection::new(target.clone());
         let mut info = server_info(&main).await;
         let is_node = match &info {
             Ok(info) => field(info, "cluster_enabled") == Some("1"),
@@ -97,11 +100,12 @@ impl RedisEngine {
         if is_node && !main.is_cluster() {
             // One node of a cluster, and not by force the one with the volume.
             target = target.in_cluster();
-            main = Connection::new(target.clone(), true);
+            main = Connection::new(target.clone());
             info = server_info(&main).await;
         }
         let info = info?;
-        let engine = RedisEngine { main: Arc::new(main), bulk: Arc::new(Connection::new(target, false)) };
+        let main = Arc::new(main);
+        let engine = RedisEngine { bulk: Arc::new(Connection::behind(&main)), main };
         engine.check_server(&info).await?;
         Ok(Arc::new(engine))
     }
@@ -174,7 +178,7 @@ impl RedisEngine {
         let (counter, removed_from) = (self.main.prefix().key(name), self.main.prefix().key(codec::SESSION_INFOS));
         let keys = [counter.as_bytes(), removed_from.as_bytes()];
         let args = [ALLOCATE.as_bytes(), b"2", keys[0], keys[1], count_text.as_bytes()];
-        match self.main.query(&codec::command("EVAL", &args)).await? {
+        match self.main.query_lasting(&codec::command("EVAL", &args)).await? {
             Value::Int(last) if last > 0 => Ok((last as u64).saturating_sub(count) + 1),
             _ => Err(self.main.odd_reply("allocate ids")),
         }
@@ -374,8 +378,9 @@ impl Engine for RedisEngine {
             pipeline.add_command(codec::keyed(prefix, "SET", name.as_bytes(), &[b"1", b"NX"]));
         }
         pipeline.add_command(codec::keyed(prefix, "INCRBY", name.as_bytes(), &[codec::text!("{count}").as_bytes()]));
-        // Repeating it after a lost reply wastes ids, which the format allows.
-        let allocated = self.main.query_all(&pipeline, true).await.inspect_err(|error| {
+        // Repeating it after a lost reply wastes ids, which the format allows. Ids that a failover forgets would be given out
+        // again.
+        let allocated = self.main.query_all_lasting(&pipeline).await.inspect_err(|error| {
             if let EngineError::Fault(fault) = error {
                 self.main.note_room(Some(fault));
             }

@@ -123,6 +123,7 @@ pub(super) async fn commit(connection: &Connection, encoded: &Encoded) -> Engine
         let (pipeline, reports) = write(&changes, attrs, &mut answers)?;
         match execute(&owned.link, &pipeline).await {
             Ok(Ended::Done(values)) => {
+                connection.assure(&owned.link, generation, "commit").await?;
                 owned.give_back();
                 return reports.into_iter().map(|report| report.of(&values)).collect();
             }

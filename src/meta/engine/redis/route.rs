@@ -19,6 +19,20 @@ use std::time::Duration;
 const STEP_TIMEOUT: Duration = Duration::from_millis(1500);
 /// Nodes of a cluster that are remembered to be asked.
 const NODES_MAX: usize = 256;
+/// Nodes of a cluster of which one should know that a slot has another master.
+const WITNESSES_MAX: usize = 5;
+
+/// What others say of a server that calls itself the master.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    Master,
+    /// Another one is being chosen, or has just been.
+    Relieved,
+    /// Another one is.
+    Replaced,
+    /// Nobody says anything else, but not everybody could be asked.
+    Unheard,
+}
 
 pub(super) struct Route {
     place: Place,
@@ -70,7 +84,48 @@ impl Route {
 
     /// A connection to where a node has sent one request (ASK): a part of the slot is there already.
     pub(super) async fn connect_to(&self, endpoint: &Endpoint) -> RedisResult<Link> {
-        Link::connect(endpoint, &self.access, STEP_TIMEOUT).await
+        let connected = async { Link::connect(endpoint, &self.access, STEP_TIMEOUT).await?.identify().await };
+        let timed_out = || Err(io::Error::from(io::ErrorKind::TimedOut).into());
+        tokio::time::timeout(STEP_TIMEOUT, connected).await.unwrap_or_else(|_| timed_out())
+    }
+
+    /// Whether the server of a connection is still the master, by what all others say who could know. If it is not, the
+    /// next connection is made to the one that is.
+    pub(super) async fn standing(&self, link: &Link) -> Standing {
+        let Some(endpoint) = link.endpoint() else { return Standing::Unheard };
+        let (standing, other) = match &self.place {
+            Place::Server(_) => (Standing::Master, None),
+            Place::Cluster(_) => self.standing_in_cluster(endpoint).await,
+            Place::Sentinel { master, sentinels, access } => {
+                let asked = sentinels.iter().map(|sentinel| hear(sentinel, master, access));
+                judge_by(&futures::future::join_all(asked).await, endpoint)
+            }
+        };
+        if let Some(other) = other {
+            *self.hint.lock() = Some(other);
+        }
+        standing
+    }
+
+    async fn standing_in_cluster(&self, endpoint: &Endpoint) -> (Standing, Option<Endpoint>) {
+        let mut nodes = self.nodes.lock().clone();
+        nodes.retain(|node| node != endpoint);
+        if nodes.is_empty() {
+            return (Standing::Unheard, None);
+        }
+        let first = rand::random_range(0..nodes.len());
+        nodes.rotate_left(first);
+        let asked = nodes.iter().take(WITNESSES_MAX).map(|node| async move {
+            let link = Link::connect(node, &self.access, STEP_TIMEOUT).await.ok()?;
+            let slots = ask(&link, redis::cmd("CLUSTER").arg("SLOTS")).await.ok()?;
+            read_slots(&slots, self.slot, node).0
+        });
+        let heard: Vec<Endpoint> = futures::future::join_all(asked).await.into_iter().flatten().collect();
+        match heard.iter().find(|owner| *owner != endpoint) {
+            Some(other) => (Standing::Replaced, Some(other.clone())),
+            None if heard.is_empty() => (Standing::Unheard, None),
+            None => (Standing::Master, None),
+        }
     }
 
     /// Remembers where a node says that the slot is (MOVED).
@@ -132,6 +187,12 @@ impl Route {
     // --- sentinel --------------------------------------------------------------------------------------------------
 
     async fn to_master(&self, master: &str, sentinels: &[Endpoint], access: &Access) -> RedisResult<Link> {
+        let hint = self.hint.lock().take();
+        if let Some(hint) = hint
+            && let Ok(link) = self.as_master(&hint).await
+        {
+            return Ok(link);
+        }
         let first = rand::random_range(0..sentinels.len().max(1));
         let mut last = nowhere("no sentinel is known");
         for sentinel in sentinels[first..].iter().chain(&sentinels[..first]) {
@@ -145,17 +206,12 @@ impl Route {
 
     async fn master_by(&self, sentinel: &Endpoint, master: &str, access: &Access) -> RedisResult<Link> {
         let asked = Link::connect(sentinel, access, STEP_TIMEOUT).await?;
-        let answer = ask(&asked, redis::cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(master)).await?;
-        let found = match answer {
-            Value::Array(parts) => match &parts[..] {
-                [host, port] => text(host).zip(text(port).and_then(|port| port.parse().ok())),
-                _ => None,
-            },
-            Value::Nil => return Err(nowhere("the sentinels know no master of this name")),
-            _ => None,
-        };
-        let (host, port) = found.ok_or_else(|| nowhere("a sentinel answered something else than an address"))?;
-        let link = Link::connect(&Endpoint::Tcp(host, port), &self.access, STEP_TIMEOUT).await?;
+        self.as_master(&master_address(&asked, master).await?).await
+    }
+
+    /// A connection to a server that says that it is a master.
+    async fn as_master(&self, endpoint: &Endpoint) -> RedisResult<Link> {
+        let link = Link::connect(endpoint, &self.access, STEP_TIMEOUT).await?;
         match ask(&link, &redis::cmd("ROLE")).await {
             Ok(Value::Array(role)) if role.first().and_then(text).as_deref() != Some("master") => {
                 Err(nowhere("the master that a sentinel knows is none (yet, or any more)"))
@@ -165,6 +221,57 @@ impl Route {
             Err(error) if error.code() == Some("NOPERM") => Ok(link),
             Err(error) => Err(error),
         }
+    }
+}
+
+async fn master_address(sentinel: &Link, master: &str) -> RedisResult<Endpoint> {
+    let answer = ask(sentinel, redis::cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(master)).await?;
+    let found = match answer {
+        Value::Array(parts) => match &parts[..] {
+            [host, port] => text(host).zip(text(port).and_then(|port| port.parse().ok())),
+            _ => None,
+        },
+        Value::Nil => return Err(nowhere("the sentinels know no master of this name")),
+        _ => None,
+    };
+    let (host, port) = found.ok_or_else(|| nowhere("a sentinel answered something else than an address"))?;
+    Ok(Endpoint::Tcp(host, port))
+}
+
+/// What one sentinel knows.
+struct Heard {
+    master: Endpoint,
+    /// Of two that name different masters, the one with the greater number is right.
+    epoch: u64,
+    is_relieved: bool,
+}
+
+async fn hear(sentinel: &Endpoint, master: &str, access: &Access) -> Option<Heard> {
+    let link = Link::connect(sentinel, access, STEP_TIMEOUT).await.ok()?;
+    // First the state: a failover that ends in between shows in the address.
+    let state = ask(&link, redis::cmd("SENTINEL").arg("MASTER").arg(master)).await;
+    let master = master_address(&link, master).await.ok()?;
+    let fields = match state {
+        Ok(Value::Array(fields)) => fields,
+        // Forbidden to this user.
+        _ => Vec::new(),
+    };
+    let field = |name: &str| {
+        fields.chunks_exact(2).find(|pair| text(&pair[0]).as_deref() == Some(name)).and_then(|pair| text(&pair[1]))
+    };
+    let flags = field("flags").unwrap_or_default();
+    let is_relieved = flags.split(',').any(|flag| matches!(flag, "failover_in_progress" | "o_down"));
+    Some(Heard { master, epoch: field("config-epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or(0), is_relieved })
+}
+
+/// Makes up our mind from what the sentinels say of a server, and answers which other one it is.
+fn judge_by(answers: &[Option<Heard>], endpoint: &Endpoint) -> (Standing, Option<Endpoint>) {
+    let heard = || answers.iter().flatten();
+    match heard().max_by_key(|heard| (heard.epoch, heard.master != *endpoint)) {
+        Some(last) if last.master != *endpoint => (Standing::Replaced, Some(last.master.clone())),
+        Some(_) if heard().any(|heard| heard.is_relieved) => (Standing::Relieved, None),
+        Some(_) if heard().count() == answers.len() => (Standing::Master, None),
+        _ => (Standing::Unheard, None),
     }
 }
 
@@ -291,6 +398,26 @@ mod tests {
             ("", false),
         ] {
             assert_eq!(owns_all_of_slot(&nodes(slots), 93), whole, "{slots}");
+        }
+    }
+
+    #[test]
+    fn the_sentinel_that_knows_of_the_last_failover_is_right() {
+        let (ours, other) = (tcp("a", 1), tcp("b", 2));
+        let says = |master: &Endpoint, epoch, is_relieved| Some(Heard { master: master.clone(), epoch, is_relieved });
+        for (answers, standing) in [
+            (vec![says(&ours, 3, false), says(&ours, 3, false)], Standing::Master),
+            (vec![says(&ours, 3, false), None], Standing::Unheard),
+            (vec![None, None], Standing::Unheard),
+            (vec![says(&ours, 3, false), says(&ours, 3, true), None], Standing::Relieved),
+            (vec![says(&ours, 3, false), says(&other, 4, true)], Standing::Replaced),
+            (vec![says(&ours, 3, false), says(&other, 3, true)], Standing::Replaced),
+            // It has been away.
+            (vec![says(&ours, 3, false), says(&other, 2, false)], Standing::Master),
+        ] {
+            let judged = judge_by(&answers, &ours);
+            let hint = (standing == Standing::Replaced).then(|| other.clone());
+            assert_eq!(judged, (standing, hint));
         }
     }
 

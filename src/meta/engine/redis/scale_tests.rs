@@ -199,48 +199,208 @@ async fn is_consistent(url: &str, made: &BTreeSet<String>) {
     assert_eq!(counted, [Some(Record::Number(found.len() as i64))], "something was applied twice, or by half");
 }
 
+/// The load goes on while the master is replaced, and all that was acknowledged is at the new one.
+async fn outlives(url: &str, mut watched: Watched, fail: impl FnOnce(&mut Watched) + Send + 'static) -> Watched {
+    let load = Load::start(url, 4).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let watched = started(move || {
+        fail(&mut watched);
+        watched
+    })
+    .await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let made = load.end().await;
+    assert!(made.len() > 20, "{} files", made.len());
+    is_consistent(url, &made).await;
+    watched
+}
+
+fn die(watched: &mut Watched) {
+    let master = watched.master();
+    watched.servers[master].kill();
+    watched.wait_for_another_than(master);
+}
+
+/// Handed over in peace the old master takes writes until it is told that it is a replica, after another one was promoted;
+/// then it says READONLY. The one that dies has just acknowledged what no replica may have.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn operations_outlive_a_failover_under_sentinels() {
     if !installed(&Redis::PROGRAMS) {
         return;
     }
-    // What is acknowledged is on a replica as well, or soon: writes stop when none follows.
-    let lines = ["min-replicas-to-write 1", "min-replicas-max-lag 10"];
-    let mut watched = started(move || Watched::start(&lines)).await;
-    let url = watched.url(2);
-    let load = Load::start(&url, 4).await;
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let first = watched.master();
-    // Handed over in peace: the old master becomes a replica and says READONLY. Sentinels do not stop its writes before they
-    // promote a replica, so what it acknowledges until then is lost with Redis; that is not what is tried here.
-    watched.servers[first].run(&["CLIENT", "PAUSE", "8000", "WRITE"]);
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    watched.sentinels[1].run(&["SENTINEL", "FAILOVER", sluice_test_servers::redis::MASTER]);
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while watched.master() == first {
-        assert!(Instant::now() < deadline, "no failover");
-        tokio::time::sleep(Duration::from_millis(50)).await;
+    let watched = started(|| Watched::start(&[])).await;
+    let watched = outlives(&watched.url(2), watched, |watched| watched.fail_over()).await;
+    outlives(&watched.url(3), watched, die).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operations_outlive_a_failover_without_scripts() {
+    if !installed(&Redis::PROGRAMS) {
+        return;
     }
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    let watched = started(|| Watched::start(&WITHOUT_SCRIPTS)).await;
+    let watched = outlives(&watched.url(2), watched, |watched| watched.fail_over()).await;
+    outlives(&watched.url(3), watched, die).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operations_outlive_a_failover_over_tls() {
+    if !installed(&Redis::PROGRAMS) || !installed(&Certificates::PROGRAMS) {
+        return;
+    }
+    let certificates = Certificates::make();
+    // May ask what is needed to wait for replicas, and nothing else that is dangerous.
+    let user = "user volume on >pw1 ~* &* +@all -@admin -@dangerous +info +role +wait";
+    let watched = started({
+        let certificates = certificates.clone();
+        move || Watched::start_tls(&[user], Some(&certificates))
+    })
+    .await;
+    let url = watched.tls_url("volume:pw1", 2, &certificates);
+    let watched = outlives(&url, watched, |watched| watched.fail_over()).await;
+    outlives(&watched.tls_url("volume:pw1", 3, &certificates), watched, die).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_behind_tls_serves_its_users() {
+    if !installed(&Redis::PROGRAMS) || !installed(&Certificates::PROGRAMS) {
+        return;
+    }
+    let certificates = Certificates::make();
+    let user = "user volume on >pw1 ~* &* +@all -@admin -@dangerous +info +role +wait +cluster|slots +cluster|nodes";
+    let cluster = started({
+        let certificates = certificates.clone();
+        move || Cluster::start_tls(3, 0, &[user], Some(&certificates))
+    })
+    .await;
+    let url = cluster.tls_url("volume:pw1", 3, &certificates);
+    let load = Load::start(&url, 4).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
     let made = load.end().await;
     assert!(made.len() > 20, "{} files", made.len());
     is_consistent(&url, &made).await;
+    let fault = fault_of(RedisEngine::open(&cluster.tls_url("volume:pw2", 3, &certificates)).await);
+    assert_eq!(fault.kind(), FaultKind::Denied, "{fault}");
+    let untrusted = url.split_once('?').unwrap().0;
+    let fault = fault_of(RedisEngine::open(untrusted).await);
+    assert!(fault.to_string().contains("certificate"), "{fault}");
+}
 
-    // And one that dies, once what was acknowledged has reached a replica (Redis replicates when it has answered).
-    let load = Load::start(&watched.url(3), 4).await;
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let second = watched.master();
-    watched.servers[second].run(&["CLIENT", "PAUSE", "5000", "WRITE"]);
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    watched.servers[second].kill();
-    while watched.master() == second {
-        assert!(Instant::now() < deadline + Duration::from_secs(60), "no failover");
-        tokio::time::sleep(Duration::from_millis(50)).await;
+/// A change is answered when the replicas that follow have it: those that are held up hold it up, those that are gone do
+/// so once, and those that are back do so again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_is_acknowledged_when_replicas_have_it() {
+    if !installed(&Redis::PROGRAMS) {
+        return;
     }
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    let made = load.end().await;
-    assert!(made.len() > 20, "{} files", made.len());
-    is_consistent(&watched.url(3), &made).await;
+    let mut watched = started(|| Watched::start(&["enable-debug-command local"])).await;
+    let engine = RedisEngine::open(&watched.url(1)).await.unwrap();
+    let hasty = RedisEngine::open(&format!("{}?wait-replicas=0", watched.url(1))).await.unwrap();
+    let change = || vec![Change::AddCounter(Counter::UsedSpace, 1)];
+    let takes = async |engine: &RedisEngine| {
+        let begun = Instant::now();
+        commit(engine, change()).await.unwrap();
+        begun.elapsed()
+    };
+    takes(&engine).await;
+    let asleep = |watched: &Watched| {
+        let socket = watched.servers[1].socket();
+        std::thread::spawn(move || {
+            let client = program("redis-cli").unwrap();
+            std::process::Command::new(client).arg("-s").arg(socket).args(["DEBUG", "SLEEP", "0.7"]).output().unwrap()
+        })
+    };
+    let sleeping = asleep(&watched);
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    let (quick, slow) = (takes(&hasty).await, takes(&engine).await);
+    sleeping.join().unwrap();
+    assert!(quick < Duration::from_millis(200) && slow > Duration::from_millis(200), "{quick:?} {slow:?}");
+    for server in [1, 2] {
+        watched.servers[server].kill();
+    }
+    takes(&engine).await;
+    assert!(takes(&engine).await < Duration::from_millis(500), "nobody is waited for");
+    let watched = started(move || {
+        [1, 2].into_iter().for_each(|server| watched.servers[server].restart());
+        watched
+    })
+    .await;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        takes(&engine).await;
+        let sleeping = asleep(&watched);
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        let slow = takes(&engine).await;
+        sleeping.join().unwrap();
+        if slow > Duration::from_millis(200) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "replicas that are back are waited for again");
+    }
+}
+
+/// The old master answers reads as a replica does: scans, which change nothing, have to leave it as well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn scans_leave_a_master_that_hands_over() {
+    if !installed(&Redis::PROGRAMS) {
+        return;
+    }
+    let watched = started(|| Watched::start(&[])).await;
+    let engine = RedisEngine::open(&watched.url(1)).await.unwrap();
+    let put =
+        |ino| Change::Put(Key::Dentry(Ino(1), Name::stored(*b"n")), Record::Dentry(Dentry { kind: Kind::File, ino }));
+    commit(&engine, vec![put(Ino(2))]).await.unwrap();
+    let scan = async || engine.scan(&Scan::Dentries(Ino(1)), None, 10).await.unwrap().rows;
+    assert_eq!(scan().await.len(), 1);
+    let old = watched.master();
+    let watched = started(move || {
+        watched.fail_over();
+        let begun = Instant::now();
+        while watched.servers[old].run(&["ROLE"]).starts_with("master") {
+            assert!(begun.elapsed() < Duration::from_secs(60), "it remains a master");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        // It hears of nothing any more.
+        watched.servers[old].run(&["REPLICAOF", "127.0.0.1", "1"]);
+        watched
+    })
+    .await;
+    // READONLY, and once more at the new master.
+    let mut tries = 0;
+    while commit(&engine, vec![put(Ino(3))]).await.is_err() {
+        tries += 1;
+        assert!(tries < 10, "no change is taken");
+    }
+    assert!(matches!(scan().await[..], [(_, Record::Dentry(Dentry { ino: Ino(3), .. }))]));
+    drop(watched);
+}
+
+/// What waiting for replicas costs: `cargo test --lib -- --ignored --nocapture cost_of_replicas`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a measurement"]
+async fn cost_of_replicas() {
+    let watched = started(|| Watched::start(&[])).await;
+    for tasks in [1, 32] {
+        for option in ["?wait-replicas=0", "?wait-replicas=1", ""] {
+            let engine = RedisEngine::open(&format!("{}{option}", watched.url(1))).await.unwrap();
+            let begun = Instant::now();
+            let until = begun + Duration::from_secs(3);
+            let work = (0..tasks).map(|_| {
+                let engine = engine.clone();
+                tokio::spawn(async move {
+                    let mut done = 0u32;
+                    while Instant::now() < until {
+                        commit(&engine, vec![Change::AddCounter(Counter::UsedSpace, 1)]).await.unwrap();
+                        done += 1;
+                    }
+                    done
+                })
+            });
+            let done: u32 =
+                futures::future::join_all(work.collect::<Vec<_>>()).await.into_iter().map(Result::unwrap).sum();
+            println!("{tasks} tasks, {option:18} {:6.0} commits/s", f64::from(done) / begun.elapsed().as_secs_f64());
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -253,8 +413,6 @@ async fn operations_outlive_a_failover_in_a_cluster() {
     let load = Load::start(&url, 4).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     let master = cluster.master_of(1584);
-    cluster.nodes[master].run(&["CLIENT", "PAUSE", "5000", "WRITE"]);
-    tokio::time::sleep(Duration::from_millis(500)).await;
     cluster.nodes[master].kill();
     let replica = 3 + master;
     let deadline = Instant::now() + Duration::from_secs(60);

@@ -68,7 +68,7 @@ impl Server {
 
     /// A connection beside the engine's.
     fn raw(&self) -> Raw {
-        Raw(Connection::new(url::Target::parse(&self.url(1), |_| None).unwrap(), true))
+        Raw(Connection::new(url::Target::parse(&self.url(1), |_| None).unwrap()))
     }
 }
 

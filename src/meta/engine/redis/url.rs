@@ -34,6 +34,8 @@ pub(super) struct Target {
     pub(super) address: String,
     pub(super) backoff_min: Duration,
     pub(super) backoff_max: Duration,
+    /// As many replicas as follow, but no more than this, have to confirm a change (`wait-replicas`).
+    wait_replicas: Option<usize>,
     /// The number in the URL. A cluster has only one database, of which it names a part.
     db: u32,
 }
@@ -79,6 +81,10 @@ impl Target {
         let mut backoff = (BACKOFF_MIN, BACKOFF_MAX);
         let mut access = Access { login: settings, tls: None, timeout: RESPONSE_TIMEOUT };
         let tls = set_options(&options, &mut access, &mut backoff)?;
+        let wait_replicas = match options.iter().rev().find(|(key, _)| key == "wait-replicas") {
+            Some((_, value)) => Some(replicas(value)?),
+            None => None,
+        };
         if scheme == "rediss" {
             access.tls = Some(Arc::new(Tls::new(tls)?));
         }
@@ -94,8 +100,16 @@ impl Target {
             }
         };
         let address = format!("{}/{db}", place.text());
-        let target =
-            Target { place, access, prefix: Prefix::NONE, address, backoff_min: backoff.0, backoff_max: backoff.1, db };
+        let target = Target {
+            place,
+            access,
+            prefix: Prefix::NONE,
+            address,
+            backoff_min: backoff.0,
+            backoff_max: backoff.1,
+            wait_replicas,
+            db,
+        };
         match target.place {
             Place::Cluster(_) => Ok(target.in_cluster()),
             _ => {
@@ -103,6 +117,12 @@ impl Target {
                 Ok(Target { access: Access { login, ..target.access.clone() }, ..target })
             }
         }
+    }
+
+    /// How many replicas are waited for, and whether that was asked for.
+    pub(super) fn wait_replicas(&self) -> (usize, bool) {
+        let default = if matches!(self.place, Place::Server(_)) { 0 } else { usize::MAX };
+        (self.wait_replicas.unwrap_or(default), self.wait_replicas.is_some())
     }
 
     /// The same where the server has turned out to be a node of a cluster.
@@ -147,7 +167,8 @@ fn set_options(
             "route-read" => {
                 tracing::warn!("route-read in the Redis URL is ignored: a replica may be behind, the master is read");
             }
-            "db" | "protocol" => {}
+            // Read on its own.
+            "db" | "wait-replicas" | "protocol" => {}
             other if WITHOUT_EFFECT.contains(&other) => {}
             other => tracing::warn!(option = other, "unknown option in the Redis URL is ignored"),
         }
@@ -156,6 +177,14 @@ fn set_options(
         return Err(bad("tls-cert-file and tls-key-file go together"));
     }
     Ok(tls)
+}
+
+/// `wait-replicas`: a number, or `all`.
+fn replicas(text: &str) -> EngineResult<usize> {
+    match text {
+        "all" => Ok(usize::MAX),
+        number => Ok(number.parse().map_err(|_| bad("wait-replicas in the URL is neither a number nor all"))?),
+    }
 }
 
 fn bad(why: &'static str) -> crate::meta::engine::EngineError {
@@ -313,6 +342,21 @@ mod tests {
         assert_eq!(target.access.timeout, Duration::from_secs(90));
         assert_eq!(target.backoff_max, Duration::from_millis(250));
         assert_eq!(target.backoff_min, BACKOFF_MIN);
+    }
+
+    #[test]
+    fn replicas_are_waited_for_where_one_may_take_over() {
+        for (url, waited) in [
+            ("redis://h", (0, false)),
+            ("redis://h?wait-replicas=1", (1, true)),
+            ("redis://h:1,g:1", (usize::MAX, false)),
+            ("redis://m,h:1", (usize::MAX, false)),
+            ("redis://m,h:1?wait_replicas=0", (0, true)),
+            ("redis://m,h:1?wait-replicas=all", (usize::MAX, true)),
+        ] {
+            assert_eq!(parse(url).unwrap().wait_replicas(), waited, "{url}");
+        }
+        assert!(text("redis://m,h:1?wait-replicas=some").contains("neither a number nor all"));
     }
 
     #[test]
