@@ -72,6 +72,8 @@ impl Etcd {
         command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
         command.args(["--listen-peer-urls", &peer(node), "--initial-advertise-peer-urls", &peer(node)]);
         command.args(["--initial-cluster", &all.join(","), "--initial-cluster-state", state, "--log-level", "error"]);
+        // For tests with millions of keys; etcd itself ends at 2 GiB.
+        command.args(["--quota-backend-bytes", "17179869184"]);
         if let Some((certificate, key)) = &self.tls {
             command.arg("--cert-file").arg(certificate).arg("--key-file").arg(key);
         }
