@@ -34,7 +34,7 @@ pub struct Args {
     /// The dump is of the binary form
     #[arg(long)]
     binary: bool,
-    /// Accepted: one thread reads the dump and keeps the engine busy
+    /// Commits under way at a time, of both forms; more than 64 are as good as 64
     #[arg(short = 'p', long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=1000))]
     threads: u16,
     /// Show what a binary dump holds, and load nothing
@@ -57,21 +57,21 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let input = opened(&args, args.file.as_deref())?;
     let place = args.file.as_ref().map_or("STDIN".into(), |file| format!("\"{}\"", file.display()));
     let admitted = |document: &[u8]| -> Result<Bytes, Fault> { admit(document).map(|format| format.to_json().into()) };
-    let engine = &**meta.engine();
+    let (engine, threads) = (meta.engine(), usize::from(args.threads));
     let mut input = Some(input);
     let done = progress::watched(async |watch| {
         let ahead = |input| Ahead::new(input, watch.stop.clone());
         let opened = input.take().context("the dump is read once").and_then(|input| Ok(ahead(input)?));
         let mut input = opened.map_err(|error| Fault::unavailable("read dump").source(error))?;
         let done = match args.binary {
-            true => binary_load::load(engine, &mut input, &admitted, &watch.course()).await,
-            false => json_load::load(engine, &mut input, &admitted, &watch.course()).await,
+            true => binary_load::load(engine, &mut input, &admitted, threads, &watch.course()).await,
+            false => json_load::load(engine, &mut input, &admitted, threads, &watch.course()).await,
         };
         // That it was stopped may be seen first by whoever waited for the next bytes.
         done.map_err(|stop| if watch.stop.is_stopped() { Errno::ECANCELED.into() } else { stop })
     })
     .await?;
-    let Loaded { inodes, space } = match done {
+    let Loaded { inodes, space, left_out } = match done {
         Ok(loaded) => loaded,
         Err(Stop::Errno(Errno::ECANCELED)) => bail!("interrupted: nothing was loaded"),
         Err(stop) => {
@@ -84,6 +84,12 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let format = open::existing_format(&meta).await?;
     for secret in format.secrets_removed() {
         tracing::warn!("the {secret} was removed from the dump; please set it with the `config` command");
+    }
+    if left_out > 0 {
+        tracing::warn!(
+            "{left_out} extended attributes were left out: {} cannot hold them, and the dump still does",
+            engine.name()
+        );
     }
     tracing::info!("load metadata from {place} succeed ({inodes} inodes, {space} bytes)");
     Ok(())

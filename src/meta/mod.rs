@@ -25,6 +25,8 @@ pub mod ops;
 pub mod reclaim;
 pub mod record;
 pub mod repair;
+#[cfg(test)]
+mod scale_tests;
 pub mod session;
 #[cfg(test)]
 pub mod testing;

@@ -166,6 +166,11 @@ impl Store {
         Arc::new(TestEngine { batch_max: BOUNDED_BATCH, ..self.open().await })
     }
 
+    /// As a mount has it: what the engine gathers is stored when the engine finds it right, not after each commit.
+    pub async fn unsynced_engine(&self) -> Arc<dyn Engine> {
+        Arc::new(TestEngine { gathers_usage: false, ..self.open().await })
+    }
+
     /// The same, with a way to get in before it commits.
     pub async fn interrupted_engine(&self) -> (Arc<dyn Engine>, Interrupt) {
         let interrupt = Interrupt::default();
@@ -478,6 +483,10 @@ impl Engine for TestEngine {
 
     fn stores_empty_values(&self) -> bool {
         self.inner.stores_empty_values()
+    }
+
+    fn unstorable_xattr(&self, name: &Name, value: &[u8]) -> Option<&'static str> {
+        self.inner.unstorable_xattr(name, value)
     }
 
     fn batch_max(&self) -> usize {

@@ -286,10 +286,10 @@ mod tests {
         let mut text = String::new();
         Packing::Gzip.reader(std::io::Cursor::new(packed)).unwrap().read_to_string(&mut text).unwrap();
         assert!(!text.contains("hunter") && text.contains("\"SecretKey\": \"removed\""), "{text}");
-        let engine = MemEngine::default();
+        let engine: Arc<dyn crate::meta::engine::Engine> = Arc::new(MemEngine::default());
         let course = Course { tell: Arc::new(|_, _| ()), stop };
         let admit = |document: &[u8]| Ok(Bytes::copy_from_slice(document));
-        let loaded = json_load::load(&engine, &mut text.as_bytes(), &admit, &course).await.unwrap();
+        let loaded = json_load::load(&engine, &mut text.as_bytes(), &admit, 1, &course).await.unwrap();
         assert_eq!(loaded.inodes, 1);
     }
 

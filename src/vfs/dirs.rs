@@ -3,9 +3,12 @@
 //! entries are is told with them: attributes among them go into the kernel's caches, where nothing may be that this client
 //! has changed since, nor what the kernel would not believe any more ([`super::ops`]).
 
+mod past;
+
 use crate::base::{Attr, Errno, Fault, Ino, Kind, Name, Outcome};
 use crate::meta::Meta;
 use crate::meta::engine::{Cursor, PlusPage};
+use past::Past;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -65,9 +68,13 @@ impl Progress {
 
 pub struct DirStream {
     dir: Ino,
+    /// What was told, and what follows it. Attributes are kept of the latter alone, which is no more than some pages.
+    past: Past,
     items: Vec<DirItem>,
-    /// Names seen, kept from the second page on: hash-ordered engines may repeat an entry across pages.
+    /// Names of `items`, kept from the second page on: hash-ordered engines may repeat an entry across pages.
     seen: Option<HashSet<Name>>,
+    /// When the first page was asked for.
+    began: Instant,
     progress: Progress,
     /// Where the last page begins among the items, and how many entries were asked for.
     last_page: (usize, usize),
@@ -82,8 +89,10 @@ impl DirStream {
     pub fn new(dir: Ino) -> DirStream {
         DirStream {
             dir,
+            past: Past::default(),
             items: Vec::new(),
             seen: None,
+            began: Instant::now(),
             progress: Progress::Fresh,
             last_page: (0, 0),
             told: 0..0,
@@ -92,7 +101,7 @@ impl DirStream {
     }
 
     /// Up to `limit` entries after `offset`; empty at the end. Offset 0 starts anew.
-    pub async fn read(&mut self, meta: &Arc<Meta>, offset: u64, limit: usize) -> Outcome<&[DirItem]> {
+    pub async fn read(&mut self, meta: &Arc<Meta>, offset: u64, limit: usize) -> Outcome<Vec<DirItem>> {
         if offset == 0 {
             self.rewind();
         }
@@ -105,11 +114,12 @@ impl DirStream {
             self.fits = self.fits.saturating_mul(2);
         }
         let limit = limit.min(self.fits);
+        self.pass(from);
         // `.` and `..` do not make an answer of their own: the kernel would have to come again for the first entry.
         while self.is_short(from, limit) {
             if let Err(stop) = self.load(meta).await {
                 // Whoever comes for what is missing is told, if it is still so then.
-                if self.items.len() > from.max(2) {
+                if self.there() > from.max(2) {
                     break;
                 }
                 return Err(stop);
@@ -119,16 +129,41 @@ impl DirStream {
         if from >= self.last_page.0 {
             self.read_ahead(meta);
         }
-        let items = self.items.get(from..).unwrap_or(&[]);
-        let items = &items[..items.len().min(limit)];
+        let items: Vec<DirItem> = match from.checked_sub(self.past.len()) {
+            Some(at) => self.items.iter().skip(at).take(limit).cloned().collect(),
+            None => (from..self.past.len()).take(limit).filter_map(|at| self.told_before(at)).collect(),
+        };
         self.told = from..from + items.len();
         Ok(items)
+    }
+
+    /// How many entries were read.
+    fn there(&self) -> usize {
+        self.past.len() + self.items.len()
+    }
+
+    /// Whoever is at `from` has taken what lies before it.
+    fn pass(&mut self, from: usize) {
+        let passed = from.saturating_sub(self.past.len()).min(self.items.len());
+        if passed < PAGE_ENTRIES {
+            return;
+        }
+        for item in self.items.drain(..passed) {
+            let indexed = self.seen.as_mut().is_some_and(|seen| seen.remove(&item.name));
+            self.past.push(&item.name, item.ino, item.kind, indexed);
+        }
+    }
+
+    /// An entry that was told and taken. What it has become is not known: whoever wants more than the name looks it up.
+    fn told_before(&self, at: usize) -> Option<DirItem> {
+        let (name, ino, kind) = self.past.get(at)?;
+        Some(DirItem { ino, kind, name, attr: None, gone: true, asked: self.began, next: at as u64 + 1 })
     }
 
     /// Whether more is to be read before an answer: there is nothing to answer, or so little that the kernel would come
     /// again at once for what is on its way, or more has come already.
     fn is_short(&self, from: usize, limit: usize) -> bool {
-        let there = self.items.len();
+        let there = self.there();
         match &self.progress {
             Progress::End => false,
             Progress::Fresh | Progress::At(_) => there <= from.max(2),
@@ -158,7 +193,7 @@ impl DirStream {
     }
 
     fn push(&mut self, name: Name, ino: Ino, kind: Kind, attr: Option<Attr>, asked: Instant) {
-        let next = self.items.len() as u64 + 1;
+        let next = self.there() as u64 + 1;
         self.items.push(DirItem { ino, kind, name, attr, gone: false, asked, next });
     }
 
@@ -190,7 +225,7 @@ impl DirStream {
             }
             Progress::At(_) | Progress::End => return Ok(()),
         };
-        self.last_page = (if first { 0 } else { self.items.len() }, entries);
+        self.last_page = (if first { 0 } else { self.there() }, entries);
         if !first && self.seen.is_none() {
             self.seen = Some(self.items.iter().map(|item| item.name.clone()).collect());
         }
@@ -203,7 +238,8 @@ impl DirStream {
                 }
                 continue;
             }
-            if self.seen.as_mut().is_none_or(|seen| seen.insert(name.clone())) {
+            let new = self.seen.as_mut().is_none_or(|seen| !self.past.has(&name) && seen.insert(name.clone()));
+            if new {
                 self.push(name, dentry.ino, dentry.kind, attr, asked);
             }
         }
@@ -285,6 +321,41 @@ mod tests {
                 assert_eq!(told, wanted, "{takes:?}");
             }
         }
+    }
+
+    /// Attributes of what was told are not kept, its names and numbers are: going back in a stream finds them, and no
+    /// entry that an engine repeats is told twice.
+    #[tokio::test]
+    async fn what_was_told_stays_without_its_attributes() {
+        let meta = volume().await;
+        let files = 3 * PAGE_ENTRIES;
+        let mut changes = Vec::new();
+        let ino = file(&meta, "f0").await;
+        for number in 1..files {
+            let entry = Record::Dentry(Dentry { kind: Kind::File, ino });
+            changes.push(Change::Put(Key::Dentry(Ino::ROOT, named(number)), entry));
+        }
+        for changes in changes.chunks(100) {
+            let (txn, _) = meta.engine().begin(&[]).await.unwrap();
+            txn.commit(Batch { guards: Vec::new(), changes: changes.to_vec() }).await.unwrap();
+        }
+        let mut stream = DirStream::new(Ino::ROOT);
+        let (mut told, mut offset) = (Vec::new(), 0);
+        loop {
+            let items = stream.read(&meta, offset, 430).await.unwrap();
+            let Some(last) = items.last() else { break };
+            offset = last.next;
+            assert!(items.iter().skip(2).all(|item| item.attr.is_some() || item.name.is_dot_dot()));
+            assert!(stream.items.len() <= 3 * PAGE_ENTRIES, "{}", stream.items.len());
+            told.extend(items.into_iter().map(|item| item.name));
+        }
+        assert_eq!(told.len(), files + 2);
+        assert!(stream.past.len() >= files - 2 * PAGE_ENTRIES, "{}", stream.past.len());
+        for at in [1, 2, 100, PAGE_ENTRIES - 1, files] {
+            let items = stream.read(&meta, at as u64, 5).await.unwrap();
+            assert_eq!((&items[0].name, items[0].next), (&told[at], at as u64 + 1));
+        }
+        assert!(!stream.past.has(&named(files)) && stream.past.has(&told[2]));
     }
 
     /// What follows is read while the first entries are looked at, and no more than a page of it.

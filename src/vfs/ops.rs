@@ -419,7 +419,7 @@ impl Vfs {
             return Err(Errno::EBADF.into());
         }
         let mut stream = dir.stream.lock().await;
-        let mut items = stream.read(&self.meta, offset, READDIR_ENTRIES).await?.to_vec();
+        let mut items = stream.read(&self.meta, offset, READDIR_ENTRIES).await?;
         drop(stream);
         self.ahead.listed(ino);
         if plus {

@@ -20,6 +20,7 @@ use bytes::Bytes;
 use prost::Message;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Read;
+use std::sync::Arc;
 
 const PHASE: &str = "loaded records";
 /// A chunk of very many slices, or a large attribute, is a few megabytes.
@@ -28,16 +29,17 @@ const FOOTER_BYTES_MAX: usize = 256 << 20;
 /// Beyond this a number is damage.
 const NUMBER_MAX: i64 = i64::MAX / 2;
 
-/// Loads a dump. On failure nothing of it stays.
+/// Loads a dump with up to `at_a_time` commits under way. On failure nothing of it stays.
 pub async fn load(
-    engine: &dyn Engine,
+    engine: &Arc<dyn Engine>,
     input: &mut (dyn Read + Send),
     admit: &Admit,
+    at_a_time: usize,
     course: &Course,
 ) -> Outcome<Loaded> {
-    whole_or_nothing(engine, async {
+    whole_or_nothing(engine, at_a_time, course, async |commits| {
         let mut loading = Loading {
-            loader: Loader::new(engine, course),
+            loader: Loader::new(commits, course),
             setting: None,
             counters: HashMap::new(),
             unreferenced: HashMap::new(),
@@ -52,7 +54,7 @@ pub async fn load(
             loading.segment(&mut reader, sort, length, admit).await?;
         }
         reader.footer()?;
-        loading.finish(engine).await
+        loading.finish(&**engine).await
     })
     .await
 }
@@ -332,7 +334,7 @@ impl Loading<'_> {
         let Some(setting) = self.setting.take() else {
             return Err(wrong("there is no format document of a volume in it"));
         };
-        self.loader.flush().await?;
+        self.loader.complete().await?;
         if self.loader.node(Ino::ROOT).await?.is_none_or(|root| !root.is_dir()) {
             return Err(wrong("there is no root directory in it"));
         }
@@ -359,7 +361,7 @@ impl Loading<'_> {
             counters.push((record::Counter::AclMaxId, self.last_rule.into()));
         }
         self.loader.finish(&counters, setting).await?;
-        Ok(self.loaded)
+        Ok(Loaded { left_out: self.loader.left_out, ..self.loaded })
     }
 
     /// Counts the parents of nodes with several of which the dump says none.
@@ -368,7 +370,7 @@ impl Loading<'_> {
         if missing.is_empty() {
             return Ok(());
         }
-        self.loader.flush().await?;
+        self.loader.complete().await?;
         let mut pages = Pages::new(engine, Scan::AllDentries, super::PAGE_RECORDS);
         while let Some(page) = pages.next().await? {
             for row in page.rows {

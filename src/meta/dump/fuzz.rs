@@ -19,7 +19,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime").block_on(future)
 }
 
-async fn judge(engine: &MemEngine, loaded: Outcome<Loaded>, course: &Course) {
+async fn judge(engine: &dyn Engine, loaded: Outcome<Loaded>, course: &Course) {
     let setting = outside(engine.read(&[Key::Setting]).await).expect("memory can be read");
     match loaded {
         Ok(_) => {
@@ -45,17 +45,17 @@ fn course() -> (Course, crate::util::task::Stopper) {
 
 pub fn json(mut data: &[u8]) {
     block_on(async {
-        let (engine, (course, _stopper)) = (MemEngine::default(), course());
-        let loaded = json_load::load(&engine, &mut data, &admit, &course).await;
-        judge(&engine, loaded, &course).await;
+        let (engine, (course, _stopper)): (Arc<dyn Engine>, _) = (Arc::new(MemEngine::default()), course());
+        let loaded = json_load::load(&engine, &mut data, &admit, 2, &course).await;
+        judge(&*engine, loaded, &course).await;
     });
 }
 
 pub fn binary(mut data: &[u8]) {
     block_on(async {
-        let (engine, (course, _stopper)) = (MemEngine::default(), course());
-        let loaded = binary_load::load(&engine, &mut data, &admit, &course).await;
-        judge(&engine, loaded, &course).await;
+        let (engine, (course, _stopper)): (Arc<dyn Engine>, _) = (Arc::new(MemEngine::default()), course());
+        let loaded = binary_load::load(&engine, &mut data, &admit, 2, &course).await;
+        judge(&*engine, loaded, &course).await;
     });
 }
 

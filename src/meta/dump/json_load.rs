@@ -22,6 +22,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use std::collections::HashMap;
 use std::io::Read;
+use std::sync::Arc;
 
 const PHASE: &str = "loaded entries";
 /// Directories inside of one another. A path of so many parts cannot even be said, and they are all in memory.
@@ -29,17 +30,18 @@ const DEPTH_MAX: usize = 1 << 20;
 /// Counters beyond this are damage; what is handed out next must stay a number.
 const COUNTER_MAX: i64 = i64::MAX / 2;
 
-/// Loads a dump. On failure nothing of it stays.
+/// Loads a dump with up to `at_a_time` commits under way. On failure nothing of it stays.
 pub async fn load(
-    engine: &dyn Engine,
+    engine: &Arc<dyn Engine>,
     input: &mut (dyn Read + Send),
     admit: &Admit,
+    at_a_time: usize,
     course: &Course,
 ) -> Outcome<Loaded> {
-    whole_or_nothing(engine, async {
+    whole_or_nothing(engine, at_a_time, course, async |commits| {
         let mut loading = Loading {
             pull: Pull::new(input),
-            loader: Loader::new(engine, course),
+            loader: Loader::new(commits, course),
             setting: None,
             counters: Counters::default(),
             limits: HashMap::new(),
@@ -177,7 +179,7 @@ impl Loading<'_> {
         let counters: Vec<_> =
             counters.into_iter().filter(|(counter, last)| *counter != Counter::AclMaxId || *last > 0).collect();
         self.loader.finish(&counters, setting).await?;
-        Ok(Loaded { inodes: self.inode_count, space: self.space })
+        Ok(Loaded { inodes: self.inode_count, space: self.space, left_out: self.loader.left_out })
     }
 
     fn counters(&mut self) -> Result<(), Fault> {

@@ -1,30 +1,28 @@
-//! Commits what a dump holds, batch by batch, into an empty database.
-//!
-//! Nobody else writes meanwhile, so nothing is guarded. A batch that certainly was not applied is committed again; one
-//! that may have been ends the load, for numbers in it would be added twice.
+//! Gathers what a dump holds and commits it, batch by batch, into an empty database. [`super::commits`] keeps several of
+//! them under way.
 
+use super::commits::Commits;
 use super::seen::Seen;
 use super::{Admit, Course};
-use crate::base::{Attr, ChunkIndex, Errno, Fault, Ino, Outcome, Slice, SliceId, Stop};
-use crate::meta::engine::{Batch, Change, Engine, EngineError, Scan};
+use crate::base::{Attr, ChunkIndex, Errno, Fault, Ino, Name, Outcome, Slice, SliceId, Stop};
+use crate::meta::engine::{Change, Engine, Scan};
 use crate::meta::outside;
 use crate::meta::record::{Counter, Key, Record};
 use crate::meta::txn;
 use bytes::Bytes;
 use std::collections::HashMap;
-use std::time::Duration;
+use std::sync::Arc;
 
 /// Changes of one commit, where the engine takes as many.
 const CHANGES_MAX: usize = 2000;
 /// Bytes of the changes in one commit.
 const BYTES_MAX: usize = 1 << 20;
-/// Tries of one commit, and the pause between them.
-const TRIES_MAX: u32 = 10;
-const PAUSE: Duration = Duration::from_millis(200);
+/// What is left out is said one by one so many times, and counted after that.
+const LEFT_OUT_TOLD_MAX: u64 = 20;
 
 /// What is gathered for the next commit.
 pub struct Loader<'a> {
-    engine: &'a dyn Engine,
+    commits: &'a mut Commits,
     course: &'a Course,
     changes: Vec<Change>,
     bytes: usize,
@@ -34,6 +32,8 @@ pub struct Loader<'a> {
     references: HashMap<(SliceId, u32), (bool, i64)>,
     slices: Seen,
     pub last_slice: u64,
+    /// Extended attributes that the engine cannot hold.
+    pub left_out: u64,
 }
 
 /// Changes of one commit: what an engine takes, and not so many that one of them keeps the others waiting.
@@ -68,14 +68,21 @@ pub async fn ensure_empty(engine: &dyn Engine) -> Outcome<()> {
     Ok(())
 }
 
-/// Runs a load, and removes what it wrote when it fails.
-pub async fn whole_or_nothing<T>(engine: &dyn Engine, load: impl Future<Output = Outcome<T>>) -> Outcome<T> {
-    ensure_empty(engine).await?;
+/// Runs a load with up to `at_a_time` commits under way, and removes what it wrote when it fails.
+pub async fn whole_or_nothing<T>(
+    engine: &Arc<dyn Engine>,
+    at_a_time: usize,
+    course: &Course,
+    load: impl AsyncFnOnce(&mut Commits) -> Outcome<T>,
+) -> Outcome<T> {
+    ensure_empty(&**engine).await?;
     outside(engine.prepare().await)?;
-    let failed = match load.await {
+    let mut commits = Commits::new(engine.clone(), at_a_time, course.stop.clone());
+    let failed = match load(&mut commits).await {
         Ok(loaded) => return Ok(loaded),
         Err(failed) => failed,
     };
+    commits.settle().await;
     match outside(engine.erase().await) {
         Ok(()) => tracing::warn!("what had been loaded was removed again"),
         Err(error) => tracing::error!(
@@ -86,9 +93,9 @@ pub async fn whole_or_nothing<T>(engine: &dyn Engine, load: impl Future<Output =
 }
 
 impl<'a> Loader<'a> {
-    pub fn new(engine: &'a dyn Engine, course: &'a Course) -> Loader<'a> {
+    pub fn new(commits: &'a mut Commits, course: &'a Course) -> Loader<'a> {
         Loader {
-            engine,
+            commits,
             course,
             changes: Vec::new(),
             bytes: 0,
@@ -96,6 +103,7 @@ impl<'a> Loader<'a> {
             references: HashMap::new(),
             slices: Seen::default(),
             last_slice: 0,
+            left_out: 0,
         }
     }
 
@@ -106,18 +114,24 @@ impl<'a> Loader<'a> {
 
     pub fn put(&mut self, key: Key, record: Record) {
         if let (Key::Xattr(ino, name), Record::Bytes(value)) = (&key, &record)
-            && value.is_empty()
-            && !self.engine.stores_empty_values()
+            && let Some(why) = self.commits.engine().unstorable_xattr(name, value)
         {
-            let engine = self.engine.name();
-            tracing::warn!(
-                %ino,
-                "the extended attribute {:?} is empty, and {engine} stores no empty values: it is left out",
-                name.as_bytes().escape_ascii().to_string()
-            );
+            self.leave_out(*ino, name, why);
             return;
         }
         self.change(Change::Put(key, record));
+    }
+
+    /// The file is worth more than one of its attributes.
+    fn leave_out(&mut self, ino: Ino, name: &Name, why: &str) {
+        self.left_out += 1;
+        if self.left_out <= LEFT_OUT_TOLD_MAX {
+            let (name, engine) = (name.as_bytes().escape_ascii().to_string(), self.commits.engine().name());
+            tracing::warn!(%ino, "the extended attribute {name:?} is left out: {engine} stores {why}");
+        }
+        if self.left_out == LEFT_OUT_TOLD_MAX {
+            tracing::warn!("further ones that are left out are only counted");
+        }
     }
 
     pub fn put_node(&mut self, ino: Ino, attr: Attr) {
@@ -129,7 +143,8 @@ impl<'a> Loader<'a> {
         if let Some(attr) = self.attrs.get(&ino) {
             return Ok(Some(*attr));
         }
-        Ok(match txn::read(self.engine, &[Key::Attr(ino)]).await?.pop() {
+        self.commits.node_ends(ino).await?;
+        Ok(match txn::read(&**self.commits.engine(), &[Key::Attr(ino)]).await?.pop() {
             Some(Some(Record::Attr(attr))) => Some(attr),
             _ => None,
         })
@@ -153,22 +168,28 @@ impl<'a> Loader<'a> {
     /// Commits once enough is gathered. `phase` and `done` tell of the progress.
     pub async fn go_on(&mut self, phase: &'static str, done: u64) -> Outcome<()> {
         let gathered = self.changes.len() + self.attrs.len() + self.references.len();
-        if gathered >= changes_at_a_time(self.engine) || self.bytes >= BYTES_MAX {
+        if gathered >= changes_at_a_time(&**self.commits.engine()) || self.bytes >= BYTES_MAX {
             self.flush().await?;
         }
         self.course.step(phase, done)
     }
 
-    pub async fn flush(&mut self) -> Outcome<()> {
+    /// Begins to commit everything that was gathered.
+    async fn flush(&mut self) -> Outcome<()> {
         let mut changes = std::mem::take(&mut self.changes);
         self.bytes = 0;
-        changes.extend(self.attrs.drain().map(|(ino, attr)| Change::Put(Key::Attr(ino), Record::Attr(attr))));
-        changes.extend(self.references.drain().map(|((id, size), (new, count))| match new {
+        // In the order in which stores keep them.
+        let mut attrs: Vec<(Ino, Attr)> = self.attrs.drain().collect();
+        attrs.sort_unstable_by_key(|(ino, _)| *ino);
+        changes.extend(attrs.into_iter().map(|(ino, attr)| Change::Put(Key::Attr(ino), Record::Attr(attr))));
+        let mut references: Vec<_> = self.references.drain().collect();
+        references.sort_unstable_by_key(|(slice, _)| *slice);
+        changes.extend(references.into_iter().map(|((id, size), (new, count))| match new {
             true => Change::Put(Key::SliceRef(id, size), Record::Number(count)),
             false => Change::AddSliceRef { id, size, delta: count },
         }));
         // One long record must not drag a whole batch of them along.
-        let most = changes_at_a_time(self.engine).max(1);
+        let most = changes_at_a_time(&**self.commits.engine()).max(1);
         let mut rest = changes.into_iter().peekable();
         while rest.peek().is_some() {
             let (mut part, mut bytes) = (Vec::new(), 0);
@@ -176,9 +197,15 @@ impl<'a> Loader<'a> {
                 bytes += weight(&change);
                 part.push(change);
             }
-            commit(self.engine, part).await?;
+            self.commits.begin(part).await?;
         }
         Ok(())
+    }
+
+    /// Everything that was gathered is committed.
+    pub async fn complete(&mut self) -> Outcome<()> {
+        self.flush().await?;
+        self.commits.all_end().await
     }
 
     /// The last words: the counters, and then what makes it a volume.
@@ -186,12 +213,13 @@ impl<'a> Loader<'a> {
         for (counter, last) in counters {
             self.put(Key::Counter(*counter), Record::Number(*last));
         }
-        self.flush().await?;
+        self.complete().await?;
         if self.course.stop.is_stopped() {
             return Err(Errno::ECANCELED.into());
         }
-        commit(self.engine, vec![Change::Put(Key::Setting, Record::Bytes(setting))]).await?;
-        outside(self.engine.sync().await)
+        self.commits.begin(vec![Change::Put(Key::Setting, Record::Bytes(setting))]).await?;
+        self.commits.all_end().await?;
+        outside(self.commits.engine().sync().await)
     }
 }
 
@@ -201,32 +229,6 @@ fn weight(change: &Change) -> usize {
         Change::Put(_, Record::Bytes(bytes)) => bytes.len() + 64,
         Change::Put(_, Record::Slices(slices)) => 24 * slices.len() + 64,
         _ => 96,
-    }
-}
-
-async fn commit(engine: &dyn Engine, changes: Vec<Change>) -> Outcome<()> {
-    let mut tries = 1;
-    loop {
-        let batch = Batch { guards: Vec::new(), changes: changes.clone() };
-        let done = match engine.begin(&[]).await {
-            Ok((txn, _)) => txn.commit(batch).await.map(|_| ()),
-            Err(error) => Err(error),
-        };
-        let fault = match done {
-            Ok(()) => return Ok(()),
-            Err(EngineError::Undetermined(fault)) => return Err(fault.into()),
-            Err(EngineError::Fault(fault)) if fault.retry() == crate::base::Retry::Never => return Err(fault.into()),
-            Err(EngineError::Fault(fault)) => fault,
-            Err(EngineError::Conflict) => {
-                Fault::conflict("load metadata").source("somebody else writes to the database")
-            }
-        };
-        if tries >= TRIES_MAX {
-            return Err(fault.into());
-        }
-        tracing::debug!(tries, "a commit is tried again: {fault}");
-        tries += 1;
-        tokio::time::sleep(PAUSE).await;
     }
 }
 

@@ -20,6 +20,7 @@
 
 pub mod binary;
 pub mod binary_load;
+mod commits;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 pub mod json;
@@ -95,6 +96,8 @@ pub struct Dumped {
 pub struct Loaded {
     pub inodes: u64,
     pub space: u64,
+    /// Extended attributes that the engine cannot hold; they are left out.
+    pub left_out: u64,
 }
 
 /// Turns the format document of a dump into the one to store, or says why it cannot be stored.

@@ -3,6 +3,8 @@
 //! ```text
 //! SLUICE_TEST_META=sqlite SLUICE_DUMP_INODES=5000000 cargo test --lib -- --ignored --nocapture dumps_at_scale
 //! ```
+//!
+//! `SLUICE_LOAD_THREADS` says how many commits of a load may be under way (10).
 
 use super::stream::{Packing, Pipe};
 use super::*;
@@ -103,6 +105,7 @@ fn tell(what: &str, began: Instant, before: u64) -> u64 {
 #[ignore = "minutes; see the head of this file"]
 async fn dumps_at_scale() {
     let inodes = std::env::var("SLUICE_DUMP_INODES").map_or(INODES, |text| text.parse().unwrap());
+    let at_a_time = std::env::var("SLUICE_LOAD_THREADS").map_or(10, |text| text.parse().unwrap());
     let dir = tempfile::tempdir().unwrap();
     let engine = Store::new().await.engine().await;
     eprintln!("{inodes} nodes on {}", engine.name());
@@ -129,8 +132,8 @@ async fn dumps_at_scale() {
         let mut input: Box<dyn Read + Send> = packing.reader(File::open(&path).unwrap()).unwrap();
         let admit = |document: &[u8]| Ok(Bytes::copy_from_slice(document));
         let loaded = match packing {
-            Packing::Plain => binary_load::load(&*target, &mut input, &admit, &course()).await.unwrap(),
-            _ => json_load::load(&*target, &mut input, &admit, &course()).await.unwrap(),
+            Packing::Plain => binary_load::load(&target, &mut input, &admit, at_a_time, &course()).await.unwrap(),
+            _ => json_load::load(&target, &mut input, &admit, at_a_time, &course()).await.unwrap(),
         };
         assert_eq!(loaded.inodes, inodes / (FILES_PER_DIRECTORY + 1) * (FILES_PER_DIRECTORY + 1));
         assert!(tell("load", began, before) < MEMORY_MAX);

@@ -18,6 +18,8 @@ use proptest::prelude::*;
 const JSON: &str = include_str!("golden/golden.json");
 const SUBDIRECTORY: &str = include_str!("golden/golden-sub.json");
 const BINARY: &[u8] = include_bytes!("golden/golden.bin");
+/// Commits under way.
+const AT_A_TIME: usize = 4;
 /// The same volume, after it was loaded into Redis by the peer.
 const BINARY_OF_REDIS: &[u8] = include_bytes!("golden/golden-redis.bin");
 
@@ -53,12 +55,17 @@ async fn binary_of(engine: &dyn Engine) -> Vec<u8> {
     out
 }
 
-async fn load_json(engine: &dyn Engine, text: &[u8]) -> Outcome<Loaded> {
-    json_load::load(engine, &mut &*text, &admit, &course().0).await
+/// Clones of it are one store.
+fn shared(engine: &MemEngine) -> Arc<dyn Engine> {
+    Arc::new(engine.clone())
 }
 
-async fn load_binary(engine: &dyn Engine, dump: &[u8]) -> Outcome<Loaded> {
-    binary_load::load(engine, &mut &*dump, &admit, &course().0).await
+async fn load_json(engine: &Arc<dyn Engine>, text: &[u8]) -> Outcome<Loaded> {
+    json_load::load(engine, &mut &*text, &admit, AT_A_TIME, &course().0).await
+}
+
+async fn load_binary(engine: &Arc<dyn Engine>, dump: &[u8]) -> Outcome<Loaded> {
+    binary_load::load(engine, &mut &*dump, &admit, AT_A_TIME, &course().0).await
 }
 
 async fn assert_clean(engine: &dyn Engine) {
@@ -84,7 +91,7 @@ fn assert_same(text: &str, golden: &str) {
 #[tokio::test]
 async fn the_json_dump_of_the_peer_comes_back_byte_for_byte() {
     let engine = Store::new().await.engine().await;
-    let loaded = load_json(&*engine, JSON.as_bytes()).await.unwrap();
+    let loaded = load_json(&engine, JSON.as_bytes()).await.unwrap();
     assert_eq!((loaded.inodes, loaded.space), (21, 157_569_024));
     assert_clean(&*engine).await;
     assert_same(&json_of(&*engine, &options(setting_of(JSON))).await, &held(JSON).await);
@@ -97,7 +104,7 @@ async fn the_json_dump_of_the_peer_comes_back_byte_for_byte() {
 async fn the_binary_dumps_of_the_peer_hold_the_same_volume() {
     for dump in [BINARY, BINARY_OF_REDIS] {
         let engine = Store::new().await.engine().await;
-        load_binary(&*engine, dump).await.unwrap();
+        load_binary(&engine, dump).await.unwrap();
         assert_clean(&*engine).await;
         let text = json_of(&*engine, &options(setting_of(JSON))).await;
         // The peer's Redis engine turns the `%41` of a target into an `A`.
@@ -110,17 +117,17 @@ async fn the_binary_dumps_of_the_peer_hold_the_same_volume() {
 async fn dumps_are_equal_to_those_of_what_they_load() {
     let (first, second, third) = (Store::new().await, Store::new().await, MemEngine::default());
     let (first, second) = (first.engine().await, second.engine().await);
-    load_binary(&*first, BINARY).await.unwrap();
+    load_binary(&first, BINARY).await.unwrap();
     let binary = binary_of(&*first).await;
     assert!(binary == binary_of(&*first).await, "twice the same");
-    load_binary(&*second, &binary).await.unwrap();
-    load_binary(&third, &binary).await.unwrap();
+    load_binary(&second, &binary).await.unwrap();
+    load_binary(&shared(&third), &binary).await.unwrap();
     let text = json_of(&*first, &options(setting_of(JSON))).await;
     assert_same(&json_of(&*second, &options(setting_of(JSON))).await, &text);
     assert_same(&json_of(&third, &options(setting_of(JSON))).await, &text);
     // From memory back to the engine under test.
     let fourth = Store::new().await.engine().await;
-    load_binary(&*fourth, &binary_of(&third).await).await.unwrap();
+    load_binary(&fourth, &binary_of(&third).await).await.unwrap();
     assert_same(&json_of(&*fourth, &options(setting_of(JSON))).await, &text);
     assert_clean(&*fourth).await;
 }
@@ -128,7 +135,7 @@ async fn dumps_are_equal_to_those_of_what_they_load() {
 #[tokio::test]
 async fn a_directory_can_be_dumped_by_itself_and_becomes_a_root() {
     let engine = Store::new().await.engine().await;
-    load_json(&*engine, JSON.as_bytes()).await.unwrap();
+    load_json(&engine, JSON.as_bytes()).await.unwrap();
     let top = DumpOptions { top: Ino(2), ..options(setting_of(SUBDIRECTORY)) };
     assert_same(&json_of(&*engine, &top).await, &held(SUBDIRECTORY).await);
     let without_trash = DumpOptions { skip_trash: true, ..options(setting_of(JSON)) };
@@ -138,7 +145,7 @@ async fn a_directory_can_be_dumped_by_itself_and_becomes_a_root() {
 
     for (dump, inodes) in [(SUBDIRECTORY, 3), (&*without_trash, 16)] {
         let engine = Store::new().await.engine().await;
-        let loaded = load_json(&*engine, dump.as_bytes()).await.unwrap();
+        let loaded = load_json(&engine, dump.as_bytes()).await.unwrap();
         assert_eq!(loaded.inodes, inodes);
         assert_clean(&*engine).await;
     }
@@ -172,8 +179,8 @@ async fn odd_names_survive() {
         let store = Store::new().await;
         let engine = store.engine().await;
         match is_binary {
-            true => load_binary(&*engine, &binary).await.unwrap(),
-            false => load_json(&*engine, text.as_bytes()).await.unwrap(),
+            true => load_binary(&engine, &binary).await.unwrap(),
+            false => load_json(&engine, text.as_bytes()).await.unwrap(),
         };
         assert_same(&json_of(&*engine, &setting).await, &text);
         let meta = store.client_of_what_is_there().await;
@@ -207,11 +214,11 @@ async fn what_dies_with_a_session_is_cleaned_after_a_binary_load_and_not_in_a_js
     let text = json_of(&**meta.engine(), &options(b"{}".to_vec())).await;
     assert!(text.contains("\"Sustained\": [\n    {\n      \"sid\": 7,\n      \"inodes\": [\n"), "{text}");
     let store = Store::new().await;
-    load_json(&*store.engine().await, text.as_bytes()).await.unwrap();
+    load_json(&store.engine().await, text.as_bytes()).await.unwrap();
     assert_clean(&*store.engine().await).await;
 
     let store = Store::new().await;
-    load_binary(&*store.engine().await, &binary_of(&**meta.engine()).await).await.unwrap();
+    load_binary(&store.engine().await, &binary_of(&**meta.engine()).await).await.unwrap();
     let loaded = store.client_of_what_is_there().await;
     assert_eq!(rows(&loaded, Scan::Sustained(session)).await.len(), 1);
     let (_stopper, stop) = stop_signal();
@@ -245,7 +252,7 @@ async fn link_parents_are_counted_where_a_dump_has_none() {
     without.extend_from_slice(&dump[at..]);
     assert!(without.len() < dump.len());
     let engine = Store::new().await.engine().await;
-    load_binary(&*engine, &without).await.unwrap();
+    load_binary(&engine, &without).await.unwrap();
     assert_clean(&*engine).await;
     let parents = outside(engine.read(&[Key::LinkParents(ino)]).await).unwrap();
     assert_eq!(parents, [Some(Record::LinkParents(vec![(Ino::ROOT, 1)]))]);
@@ -267,7 +274,7 @@ async fn the_first_object_of_a_node_counts() {
     );
     let store = Store::new().await;
     let engine = store.engine().await;
-    load_json(&*engine, text.as_bytes()).await.unwrap();
+    load_json(&engine, text.as_bytes()).await.unwrap();
     assert_clean(&*engine).await;
     let keys = [Key::Attr(Ino(7)), Key::LinkParents(Ino(7)), Key::Attr(Ino::ROOT), Key::SliceRef(SliceId(0), 0)];
     let found = outside(engine.read(&keys).await).unwrap();
@@ -284,13 +291,13 @@ async fn the_first_object_of_a_node_counts() {
 async fn only_an_empty_database_is_loaded_into() {
     let meta = volume().await;
     let before = json_of(&**meta.engine(), &options(b"{}".to_vec())).await;
-    for refused in [load_json(&**meta.engine(), JSON.as_bytes()).await, load_binary(&**meta.engine(), BINARY).await] {
+    for refused in [load_json(meta.engine(), JSON.as_bytes()).await, load_binary(meta.engine(), BINARY).await] {
         let said = refused.unwrap_err().to_string();
         assert!(said.contains("the database is not empty: it holds a volume"), "{said}");
     }
     assert_eq!(json_of(&**meta.engine(), &options(b"{}".to_vec())).await, before);
     commit(&**meta.engine(), vec![Change::Delete(Key::Setting)]).await;
-    let said = load_json(&**meta.engine(), JSON.as_bytes()).await.unwrap_err().to_string();
+    let said = load_json(meta.engine(), JSON.as_bytes()).await.unwrap_err().to_string();
     assert!(said.contains("metadata without a volume"), "{said}");
 }
 
@@ -299,11 +306,11 @@ async fn a_load_that_is_told_to_stop_leaves_nothing() {
     let engine = Store::new().await.engine().await;
     let (course, stopper) = course();
     stopper.stop();
-    let stopped = json_load::load(&*engine, &mut JSON.as_bytes(), &admit, &course).await.unwrap_err();
+    let stopped = json_load::load(&engine, &mut JSON.as_bytes(), &admit, AT_A_TIME, &course).await.unwrap_err();
     assert!(matches!(stopped, Stop::Errno(Errno::ECANCELED)), "{stopped}");
     let stopped = json::dump(&*engine, &options(Vec::new()), &mut Vec::new(), &course).await;
     assert!(stopped.is_err());
-    load_binary(&*engine, BINARY).await.unwrap();
+    load_binary(&engine, BINARY).await.unwrap();
 }
 
 /// At whatever byte a dump ends, it is refused with a reason, and nothing stays.
@@ -313,17 +320,17 @@ async fn a_dump_that_was_cut_is_refused_wherever_it_was() {
     // Every byte of it, but not in the same run.
     let first = crate::util::rng::random_range(0..20);
     for end in (first..JSON.trim_end().len()).step_by(20) {
-        let refused = load_json(&engine, &JSON.as_bytes()[..end]).await.unwrap_err();
+        let refused = load_json(&shared(&engine), &JSON.as_bytes()[..end]).await.unwrap_err();
         let Stop::Fault(fault) = refused else { panic!("{end}: {refused}") };
         assert_eq!(fault.kind(), FaultKind::Corrupt, "{end}: {fault}");
         assert!(fault.to_string().contains("byte="), "{end}: {fault}");
     }
     for end in (first..BINARY.len()).step_by(5) {
-        let refused = load_binary(&engine, &BINARY[..end]).await.unwrap_err().to_string();
+        let refused = load_binary(&shared(&engine), &BINARY[..end]).await.unwrap_err().to_string();
         assert!(refused.contains("byte="), "{end}: {refused}");
     }
     assert!(engine.holds_the_same_as(&MemEngine::default()));
-    load_json(&engine, JSON.as_bytes()).await.unwrap();
+    load_json(&shared(&engine), JSON.as_bytes()).await.unwrap();
 }
 
 #[tokio::test]
@@ -352,13 +359,13 @@ async fn what_cannot_be_is_refused_with_its_reason() {
         ("{}".into(), "no format document"),
         ("[]".into(), "an object is expected"),
     ] {
-        let said = load_json(&engine, text.as_bytes()).await.unwrap_err().to_string();
+        let said = load_json(&shared(&engine), text.as_bytes()).await.unwrap_err().to_string();
         assert!(said.contains(why) && said.contains("line="), "{why}: {said}");
     }
     for (at, byte, why) in [(0, 9, "no binary dump"), (3, 99, "no binary dump"), (4, 255, "longer than its segment")] {
         let mut dump = BINARY.to_vec();
         dump[at] = byte;
-        let said = load_binary(&engine, &dump).await.unwrap_err().to_string();
+        let said = load_binary(&shared(&engine), &dump).await.unwrap_err().to_string();
         assert!(said.contains(why) || at == 4, "{why}: {said}");
     }
     assert!(engine.holds_the_same_as(&MemEngine::default()));
@@ -371,7 +378,7 @@ async fn a_directory_that_is_there_twice_is_loaded_once() {
         [("\"inode\":3,", "\"inode\":2,"), ("\"inode\":6,", "\"inode\":3,"), ("\"inode\":3,", "\"inode\":6,")]
     {
         let engine = Store::new().await.engine().await;
-        load_json(&*engine, JSON.replacen(from, to, 1).as_bytes()).await.unwrap();
+        load_json(&engine, JSON.replacen(from, to, 1).as_bytes()).await.unwrap();
         assert_clean(&*engine).await;
     }
     // And such a volume is dumped so that it can be loaded.
@@ -388,7 +395,7 @@ async fn a_directory_that_is_there_twice_is_loaded_once() {
     let text = json_of(&**meta.engine(), &options(b"{}".to_vec())).await;
     assert!(!text.contains("circle") && !text.contains("\"z\""), "{text}");
     let engine = Store::new().await.engine().await;
-    assert_eq!(load_json(&*engine, text.as_bytes()).await.unwrap().inodes, 2);
+    assert_eq!(load_json(&engine, text.as_bytes()).await.unwrap().inodes, 2);
     assert_clean(&*engine).await;
 }
 
@@ -398,11 +405,73 @@ async fn a_lost_reply_ends_a_load_and_nothing_stays() {
     let store = Store::new().await;
     let engine = store.lossy_engine().await;
     for _ in 0..3 {
-        let lost = load_json(&*engine, JSON.as_bytes()).await;
+        let lost = load_json(&engine, JSON.as_bytes()).await;
         let there = outside(engine.read(&[Key::Setting, Key::Attr(Ino(7))]).await).unwrap();
         match lost {
             Ok(_) => panic!("it cannot be known that it was loaded"),
             Err(_) => assert_eq!(there, [None, None]),
+        }
+    }
+}
+
+/// Many commits under way, and what several of them are about comes in its order: links, their parents, references.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn small_commits_under_way_at_a_time_make_the_same_volume() {
+    let meta = volume().await;
+    let (root, setting) = (Caller::root(), options(b"{\"DirStats\":true}".to_vec()));
+    let slice = Slice { pos: 0, id: SliceId(1), size: 10, off: 0, len: 10 };
+    for round in 0..cases(40) {
+        let ino = file(&meta, &format!("file {round:02}")).await;
+        meta.append_slice(ino, ChunkIndex(0), slice, Timestamp::new(1, 0)).await.unwrap();
+        if round > 0 {
+            commit(&**meta.engine(), vec![Change::AddSliceRef { id: slice.id, size: slice.size, delta: 1 }]).await;
+        }
+        for link in 0..4 {
+            let name = Name::entry(format!("link {link} of {round:02}").as_bytes()).unwrap();
+            meta.link(&root, ino, Ino::ROOT, &name).await.unwrap();
+        }
+    }
+    let (text, binary) = (json_of(&**meta.engine(), &setting).await, binary_of(&**meta.engine()).await);
+    for is_binary in [false, true] {
+        let engine = Store::new().await.bounded_engine().await;
+        match is_binary {
+            true => load_binary(&engine, &binary).await.unwrap(),
+            false => load_json(&engine, text.as_bytes()).await.unwrap(),
+        };
+        assert_clean(&*engine).await;
+        assert_same(&json_of(&*engine, &setting).await, &text);
+    }
+}
+
+/// Columns of text hold names that are text: the others are counted, and everything else is there.
+#[tokio::test]
+async fn attributes_that_an_engine_cannot_hold_are_left_out_and_counted() {
+    let source = MemEngine::default();
+    load_json(&shared(&source), JSON.as_bytes()).await.unwrap();
+    let put =
+        |name: &[u8], value: Vec<u8>| Change::Put(Key::Xattr(Ino(2), Name::stored(name)), Record::Bytes(value.into()));
+    commit(&source, vec![put(b"user.\xff", b"1".to_vec()), put(b"user.long", vec![7; 65_536])]).await;
+    let setting = options(setting_of(JSON));
+    let (text, binary) = (json_of(&source, &setting).await, binary_of(&source).await);
+    for is_binary in [false, true] {
+        let engine = Store::new().await.engine().await;
+        let loaded = match is_binary {
+            true => load_binary(&engine, &binary).await.unwrap(),
+            false => load_json(&engine, text.as_bytes()).await.unwrap(),
+        };
+        let (odd, long) = match engine.name() {
+            "mysql" => (false, false),
+            "postgres" => (false, true),
+            _ => (true, true),
+        };
+        let empty = u64::from(!engine.stores_empty_values());
+        assert_eq!(loaded.left_out, u64::from(!odd) + u64::from(!long) + empty);
+        assert_clean(&*engine).await;
+        let keys = [&b"user.\xff"[..], b"user.long"].map(|name| Key::Xattr(Ino(2), Name::stored(name)));
+        let there = outside(engine.read(&keys[1..]).await).unwrap();
+        assert_eq!(there[0].is_some(), long);
+        if odd {
+            assert!(outside(engine.read(&keys[..1]).await).unwrap()[0].is_some());
         }
     }
 }
@@ -420,10 +489,10 @@ async fn a_very_deep_tree_comes_through() {
     text += &format!("{{\"attr\":{{\"inode\":{},\"type\":\"fifo\",\"mode\":0}}}}", DEPTH + 1);
     text += &"}}".repeat(DEPTH as usize);
     text += "}";
-    assert_eq!(load_json(&engine, text.as_bytes()).await.unwrap().inodes, DEPTH);
+    assert_eq!(load_json(&shared(&engine), text.as_bytes()).await.unwrap().inodes, DEPTH);
     let again = json_of(&engine, &options(b"{\"Name\":1}".to_vec())).await;
     let second = MemEngine::default();
-    assert_eq!(load_json(&second, again.as_bytes()).await.unwrap().inodes, DEPTH);
+    assert_eq!(load_json(&shared(&second), again.as_bytes()).await.unwrap().inodes, DEPTH);
     assert!(engine.holds_the_same_as(&second));
 }
 
@@ -451,7 +520,7 @@ async fn a_large_directory_and_a_sparse_file_come_in_order() {
         assert!(text.contains(&format!("\n          {{\"index\":{index},")), "{index}");
     }
     let engine = Store::new().await.engine().await;
-    load_json(&*engine, text.as_bytes()).await.unwrap();
+    load_json(&engine, text.as_bytes()).await.unwrap();
     assert_clean(&*engine).await;
     assert_same(&json_of(&*engine, &options(b"{}".to_vec())).await, &text);
 }
@@ -503,8 +572,8 @@ proptest! {
             let mut binary = Vec::new();
             binary::dump(&**meta.engine(), &setting, &mut binary, &course().0).await.unwrap();
             let (by_text, by_binary) = (Store::new().await.engine().await, Store::new().await.engine().await);
-            load_json(&*by_text, text.as_bytes()).await.unwrap();
-            load_binary(&*by_binary, &binary).await.unwrap();
+            load_json(&by_text, text.as_bytes()).await.unwrap();
+            load_binary(&by_binary, &binary).await.unwrap();
             for engine in [by_text, by_binary] {
                 assert_clean(&*engine).await;
                 assert_same(&json_of(&*engine, &setting).await, &text);

@@ -99,6 +99,10 @@ impl Engine for FaultEngine {
         self.inner.stores_empty_values()
     }
 
+    fn unstorable_xattr(&self, name: &Name, value: &[u8]) -> Option<&'static str> {
+        self.inner.unstorable_xattr(name, value)
+    }
+
     fn batch_max(&self) -> usize {
         self.inner.batch_max()
     }

@@ -233,6 +233,12 @@ pub trait Engine: Send + Sync + 'static {
         true
     }
 
+    /// What the store has instead, where it cannot hold an extended attribute as it is ("no empty values"). Loads leave
+    /// it out; whoever sets it is refused by the store itself.
+    fn unstorable_xattr(&self, _name: &Name, value: &[u8]) -> Option<&'static str> {
+        (value.is_empty() && !self.stores_empty_values()).then_some("no empty values")
+    }
+
     /// How many records of a list one commit may work through (references of slices, mostly) beside what an operation
     /// changes anyway. Bounded where a transaction of the store is (etcd).
     fn batch_max(&self) -> usize {

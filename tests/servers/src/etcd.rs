@@ -78,7 +78,8 @@ impl Etcd {
         command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
         command.args(["--listen-peer-urls", &peer(node), "--initial-advertise-peer-urls", &peer(node)]);
         command.args(["--initial-cluster", &all.join(","), "--initial-cluster-state", state, "--log-level", "error"]);
-        command.args(&self.tls);
+        // For tests with millions of keys; etcd itself ends at 2 GiB.
+        command.args(["--quota-backend-bytes", "17179869184"]).args(&self.tls);
         if self.nodes.len() == 1 {
             command.arg("--unsafe-no-fsync");
         }

@@ -5,8 +5,8 @@ pub use crate::Certificates;
 use crate::process::{Kept, free_port, program, run};
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 

@@ -50,6 +50,9 @@ use script::Script;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+/// What a column of the type BLOB holds.
+const MYSQL_XATTR_BYTES_MAX: usize = 65_535;
+
 /// Which database it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerKind {
@@ -257,6 +260,14 @@ impl Gathers for Shared {
 impl Engine for ServerEngine {
     fn name(&self) -> &'static str {
         self.0.kind.name()
+    }
+
+    fn unstorable_xattr(&self, name: &Name, value: &[u8]) -> Option<&'static str> {
+        if std::str::from_utf8(name.as_bytes()).is_err() {
+            return Some("only names that are text (UTF-8)");
+        }
+        let too_long = self.0.kind == ServerKind::Mysql && value.len() > MYSQL_XATTR_BYTES_MAX;
+        too_long.then_some("no attribute of more than 65535 bytes")
     }
 
     async fn prepare(&self) -> EngineResult<()> {
