@@ -131,10 +131,10 @@ pub async fn flush(engine: &impl Gathers) -> EngineResult<()> {
 /// Takes note of what an applied commit adds. `whole`: it has stored what it adds itself.
 pub async fn take_note(engine: &impl Gathers, changes: &[Change], whole: bool) {
     let gathered = engine.gathered();
-    gathered.replaced(changes);
     if !whole {
         gathered.add(changes);
     }
+    gathered.drop_deleted(changes);
     if gathered.sums.lock().dirs.len() > DIRECTORIES_MAX
         && let Err(error) = flush(engine).await
     {
@@ -193,10 +193,11 @@ impl Gathered {
         }
     }
 
-    /// What was put or deleted is not the old value with something added.
-    fn replaced(&self, changes: &[Change]) {
+    /// A directory that comes back from the trash begins anew. (One that was put is new: who has found it by now may have
+    /// added to it before its maker hears that it is there.)
+    fn drop_deleted(&self, changes: &[Change]) {
         for change in changes {
-            if let Change::Put(Key::DirStat(dir), _) | Change::Delete(Key::DirStat(dir)) = change {
+            if let Change::Delete(Key::DirStat(dir)) = change {
                 self.sums.lock().dirs.remove(dir);
             }
         }
@@ -233,5 +234,55 @@ impl Gathered {
                 _ => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DIR: Ino = Ino(7);
+    const ONE: DirStat = DirStat { length: 0, space: 4096, inodes: 1 };
+
+    fn of(gathered: &Gathered) -> Option<Record> {
+        let mut records = [Some(Record::DirStat(DirStat::default()))];
+        gathered.add_to(&[Key::DirStat(DIR)], &mut records);
+        let [record] = records;
+        record
+    }
+
+    /// Who finds a new directory may fill it before its maker hears that it is there.
+    #[test]
+    fn a_directory_may_be_added_to_before_it_is_known_to_be_made() {
+        let gathered = Gathered::default();
+        gathered.add(&[Change::AddDirStat(DIR, ONE)]);
+        gathered.drop_deleted(&[Change::Put(Key::DirStat(DIR), Record::DirStat(DirStat::default()))]);
+        assert_eq!(of(&gathered), Some(Record::DirStat(ONE)));
+        gathered.drop_deleted(&[Change::Delete(Key::DirStat(DIR))]);
+        assert_eq!(of(&gathered), Some(Record::DirStat(DirStat::default())));
+    }
+
+    #[test]
+    fn sums_are_stored_in_parts_and_in_order() {
+        let gathered = Gathered::default();
+        let dirs = (1..=2 * STORED_AT_A_TIME as u64).rev().map(|dir| Change::AddDirStat(Ino(dir), ONE));
+        let back = Change::AddDirStat(DIR, DirStat { length: 0, space: -4096, inodes: -1 });
+        gathered.add(&dirs.chain([Change::AddCounter(Counter::UsedSpace, 5), back]).collect::<Vec<_>>());
+        let mut parts = Vec::new();
+        loop {
+            let part = gathered.sums.lock().take_some();
+            if part.is_empty() {
+                break;
+            }
+            parts.push(part);
+        }
+        assert_eq!(parts[0], [Change::AddCounter(Counter::UsedSpace, 5)]);
+        assert!(parts.iter().all(|part| part.len() <= STORED_AT_A_TIME));
+        let stored = parts[1..].iter().flatten().map(|change| match change {
+            Change::AddDirStat(dir, _) => dir.0,
+            other => panic!("{other:?}"),
+        });
+        let wanted = (1..=2 * STORED_AT_A_TIME as u64).filter(|dir| *dir != DIR.0);
+        assert_eq!(stored.collect::<Vec<_>>(), wanted.collect::<Vec<_>>());
     }
 }

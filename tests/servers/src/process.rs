@@ -47,11 +47,24 @@ pub fn free_port() -> u16 {
     for _ in 0..PORTS {
         let next = TAKEN.fetch_add(1, Ordering::Relaxed);
         let port = FIRST_PORT + ((begin + u32::from(next) * 7) % u32::from(PORTS)) as u16;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+        if is_ours(port) && TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return port;
         }
     }
     panic!("no port is free");
+}
+
+/// Takes a port for as long as this process lives: one whose server is away for a while is not for another process's.
+fn is_ours(port: u16) -> bool {
+    let dir = std::env::temp_dir().join("sluice-test-ports");
+    std::fs::create_dir_all(&dir).expect("a directory for locks of ports");
+    let lock = File::create(dir.join(port.to_string())).expect("a lock of a port");
+    let taken = lock.try_lock().is_ok();
+    if taken {
+        // Closing it would let go of it.
+        std::mem::forget(lock);
+    }
+    taken
 }
 
 /// `sh -c KEEPER DIRECTORY SERVER ARGUMENT…`: runs a server until the keeper's own input ends, which it does with the
