@@ -10,9 +10,14 @@ use std::sync::Arc;
 
 const TABLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/bench/trips.md");
 const WRITE_VARIABLE: &str = "SLUICE_TEST_TRIPS";
-/// Most trips of each operation for a client that knows nothing of what it is about.
-const LIMITS: [(&str, u64); 5] =
-    [("lookup", 2), ("create", 2), ("unlink, last name", 3), ("rename to a free name", 3), ("commit a slice", 2)];
+/// Most trips of each operation for a client that knows nothing of what it is about, and for one that has just looked.
+const LIMITS: [(&str, u64, u64); 5] = [
+    ("lookup", 2, 2),
+    ("create", 2, 1),
+    ("unlink, last name", 3, 1),
+    ("rename to a free name", 3, 1),
+    ("commit a slice", 2, 1),
+];
 /// Engines that look a name up in one trip.
 const LOOK_UP_AT_ONCE: [&str; 4] = ["memory", "redis", "mysql", "postgres"];
 
@@ -82,11 +87,11 @@ fn with_column(text: &str, engine: &str, measured: &[(&str, String)]) -> String 
 async fn operations_take_as_many_trips_as_is_written() {
     let engine = testing::engine_under_test();
     let mut measured = Vec::new();
-    for (operation, limit) in LIMITS {
+    for (operation, limit, limit_known) in LIMITS {
         let (cold, known) = (trips(operation, false).await, trips(operation, true).await);
         let at_once = operation == "lookup" && LOOK_UP_AT_ONCE.contains(&engine.as_str());
         let limit = if at_once { 1 } else { limit };
-        assert!(cold <= limit && known <= cold, "{operation}: {cold} trips, {known} for who has just looked it up");
+        assert!(cold <= limit && known <= limit_known, "{operation}: {cold} trips, {known} for who has just looked it up");
         measured.push((operation, format!("{cold} / {known}")));
     }
     let written = std::fs::read_to_string(TABLE).expect("the table of trips");
@@ -95,7 +100,7 @@ async fn operations_take_as_many_trips_as_is_written() {
         std::fs::write(TABLE, table).expect("the table is written");
         return;
     }
-    for (operation, _) in LIMITS {
+    for (operation, ..) in LIMITS {
         assert!(written.contains(&format!("\n| {operation} |")), "{TABLE} has no line for {operation}");
     }
     assert_eq!(written, table, "{TABLE} is out of date; {WRITE_VARIABLE}=write writes the column of {engine} anew");

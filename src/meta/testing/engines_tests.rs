@@ -15,7 +15,7 @@ const TESTS_MIN: usize = 90;
 
 /// What runs in each mode of `paths`.
 const IN_MODES: [&str; 4] = ["meta::conformance::", "meta::testing::paths::", "--skip", "trips"];
-/// What takes long on a server with SQL, and what says nothing of fast paths.
+/// What takes too long on a server with SQL to be run three times.
 const LONG: [&str; 10] = [
     "--skip",
     "races::",
