@@ -563,6 +563,9 @@ pub async fn statistics_and_quotas_are_added_to_where_they_exist(o: Opened) {
     let delta = DirStat { length: 5, space: 4096, inodes: 1 };
     o.apply(vec![Change::AddDirStat(Ino(2), delta)]).await;
     assert_eq!(o.get(&Key::DirStat(Ino(2))).await, None);
+    // Where they are gathered, there is nothing to add them to.
+    o.engine.sync().await.expect("sync");
+    assert_eq!(o.get(&Key::DirStat(Ino(2))).await, None);
     o.put(&Key::DirStat(Ino(2)), &Record::DirStat(DirStat::default())).await;
     let back = DirStat { length: -6, space: 0, inodes: 0 };
     o.apply(vec![Change::AddDirStat(Ino(2), delta), Change::AddDirStat(Ino(2), back)]).await;
