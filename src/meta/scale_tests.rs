@@ -57,7 +57,8 @@ async fn fill(meta: &Arc<Meta>, files: u64, into: Option<Ino>) {
         let (ino, parent) = (Ino(first + number), parents[(number / FILES_PER_DIRECTORY) as usize]);
         let name = Name::stored(format!("a file of some length {:09}", first + number).into_bytes());
         let dentry = Record::Dentry(Dentry { kind: Kind::File, ino });
-        [Change::Put(Key::Dentry(parent, name), dentry), Change::Put(Key::Attr(ino), Record::Attr(attr(parent)))]
+        let empty = Attr { length: 0, ..attr(Kind::File, parent, 1) };
+        [Change::Put(Key::Dentry(parent, name), dentry), Change::Put(Key::Attr(ino), Record::Attr(empty))]
     };
     let commits = (0..files).step_by(at_a_time as usize).map(|from| {
         let changes: Vec<Change> = (from..files.min(from + at_a_time)).flat_map(file).collect();
@@ -77,19 +78,21 @@ async fn commit(engine: Arc<dyn Engine>, changes: Vec<Change>) {
     }
 }
 
-fn attr(parent: Ino) -> Attr {
+/// Attributes as fills put them; those of a file with one slice, where it is a file.
+pub fn attr(kind: Kind, parent: Ino, links: u32) -> Attr {
     let time = Timestamp::new(1_796_086_800, 123_456_789);
+    let length = if kind == Kind::Directory { 4096 } else { 100_000 };
     Attr {
         flags: 0,
-        kind: Kind::File,
+        kind,
         mode: 0o640,
         uid: 1000,
         gid: 1000,
         atime: time,
         mtime: time,
         ctime: time,
-        nlink: 1,
-        length: 0,
+        nlink: links,
+        length,
         rdev: 0,
         parent,
         access_acl: 0,

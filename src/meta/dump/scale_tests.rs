@@ -8,9 +8,10 @@
 
 use super::stream::{Packing, Pipe};
 use super::*;
-use crate::base::{Attr, ChunkIndex, Kind, Name, Slice, SliceId, Timestamp};
+use crate::base::{Attr, ChunkIndex, Kind, Name, Slice, SliceId};
 use crate::meta::engine::{Batch, Change};
 use crate::meta::record::{Dentry, DirStat, Key, Record};
+use crate::meta::scale_tests::attr;
 use crate::meta::testing::Store;
 use crate::util::task::stop_signal;
 use std::fs::File;
@@ -27,28 +28,6 @@ fn course() -> Course {
     let (stopper, stop) = stop_signal();
     std::mem::forget(stopper);
     Course { tell: Arc::new(|_, _| ()), stop }
-}
-
-fn attr(kind: Kind, parent: Ino, links: u32) -> Attr {
-    let time = Timestamp::new(1_796_086_800, 123_456_789);
-    let length = if kind == Kind::Directory { 4096 } else { 100_000 };
-    Attr {
-        flags: 0,
-        kind,
-        mode: 0o640,
-        uid: 1000,
-        gid: 1000,
-        atime: time,
-        mtime: time,
-        ctime: time,
-        nlink: links,
-        length,
-        rdev: 0,
-        parent,
-        access_acl: 0,
-        default_acl: 0,
-        tier: 0,
-    }
 }
 
 fn entry(changes: &mut Vec<Change>, parent: Ino, name: String, ino: Ino, attr: Attr) {
