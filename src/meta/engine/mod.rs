@@ -96,7 +96,7 @@ pub enum Change {
     AddLinkParent { ino: Ino, parent: Ino, delta: i64 },
     /// Adds references to a slice; the count afterwards is reported in `Committed::references`.
     AddSliceRef { id: SliceId, size: u32, delta: i64 },
-    /// Adds to a directory's statistics if it has any.
+    /// Adds to a directory's statistics if it has any; where they are [`gathered`], if it has any when they are stored.
     AddDirStat(Ino, DirStat),
     /// Adds to the usage of a quota if there is one.
     AddQuota { owner: QuotaOwner, space: i64, inodes: i64 },
