@@ -92,10 +92,8 @@ fn a_mount_that_was_taken_for_dead_fails_its_writes() {
         drop(clean);
 
         let expected = [&[b'a'; 2000][..], &[b'c'; 2000], &[b'a'; 1000]].concat();
-        // The kernel tells of a close after close(2) has returned, and what is open at the time keeps its error.
-        std::thread::sleep(Duration::from_millis(300));
         // Not opened anew in `other`: closing a file drops all locks that the process has on it there.
-        let again = open(&paused.path("locked"));
+        let again = open_after_close(&paused.path("locked"));
         for file in [&taken, &again] {
             let mut bytes = vec![0; 6000];
             let len = file.read_at(&mut bytes, 0).expect("readable");
@@ -114,6 +112,21 @@ fn a_mount_that_was_taken_for_dead_fails_its_writes() {
         assert_eq!(fs::read(other.path("locked")).expect("readable")[4999], b'd');
         other.umount();
         is_whole(&volume);
+    }
+}
+
+/// Opens a file that was just closed with an error. The kernel tells of a close after close(2) has returned, and whoever
+/// has the file open at that moment gets the error as well: so each try waits longer than the one before.
+fn open_after_close(path: &Path) -> File {
+    let mut pause = Duration::from_millis(300);
+    loop {
+        std::thread::sleep(pause);
+        let file = open(path);
+        match file.sync_all() {
+            Ok(()) => return file,
+            Err(error) => assert!(pause < SEEN, "the error stays after the close: {error}"),
+        }
+        pause *= 2;
     }
 }
 

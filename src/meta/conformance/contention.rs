@@ -300,6 +300,7 @@ async fn step(meta: &Meta, dir: Ino, random: &mut StdRng, slice: u64, told: &mut
             }
             let part = Slice { pos: slice as u32 * 10, id: SliceId(slice), size: 10, off: 0, len: 10 };
             if answer(meta.append_slice(entry.ino, FIRST, part, Timestamp::new(1, 0)).await).is_ok() {
+                told.done += 1;
                 told.appended.entry(entry.ino).or_default().insert(slice);
             }
         }
@@ -319,8 +320,10 @@ async fn what_was_answered_is_what_is_there() {
         told
     });
     let (mut balance, mut appended) = (BTreeMap::new(), BTreeMap::<Ino, BTreeSet<u64>>::new());
-    for told in told.await {
-        assert!(told.done > 0, "a client got nothing done");
+    let told = told.await;
+    // A single client may be late for everything.
+    assert!(told.iter().map(|told| told.done).sum::<u64>() > STEPS, "hardly anything was done");
+    for told in told {
         told.balance.into_iter().for_each(|(text, count)| *balance.entry(text).or_insert(0) += count);
         told.appended.into_iter().for_each(|(ino, slices)| appended.entry(ino).or_default().extend(slices));
     }

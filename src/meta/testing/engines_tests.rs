@@ -74,7 +74,9 @@ async fn run(engine: &str, paths: &str, what: &[&str], least: usize) {
     let output = std::fs::read(output).expect("the output");
     let output = String::from_utf8_lossy(&output);
     let ended = ended.unwrap_or_else(|_| panic!("the tests on {engine}, {paths}, hang:\n{output}"));
-    assert!(ended.expect("its status").success(), "the tests on {engine}, {paths}:\n{output}");
+    // What failed and why, without the hundreds of lines of what passed.
+    let told = output.find("\nfailures:\n").map_or(&*output, |at| &output[at..]);
+    assert!(ended.expect("its status").success(), "the tests on {engine}, {paths}:{told}");
     let passed = output.lines().find_map(|line| line.strip_prefix("test result: ok. ")?.split(' ').next());
     let passed: usize = passed.and_then(|count| count.parse().ok()).expect("a line of results");
     assert!(passed >= least, "only {passed} tests ran on {engine}, {paths}:\n{output}");

@@ -47,7 +47,11 @@ impl Mariadb {
     pub fn start_with(options: &[&str]) -> Mariadb {
         let dir = TempDir::new().expect("a temporary directory").keep();
         let found = |name: &str| program(name).unwrap_or_else(|| panic!("{name} is installed"));
+        // A server that starts removes what looks like a temporary table of a dead one, and so those of its neighbours.
+        let own = dir.join("tmp");
+        std::fs::create_dir(&own).expect("a directory for temporary tables");
         run(Command::new(found("mariadb-install-db"))
+            .env("TMPDIR", &own)
             .args(["--no-defaults", "--user=root", "--auth-root-authentication-method=normal", "--skip-test-db"])
             .arg(format!("--datadir={}", dir.join("data").display())));
         let (port, socket) = (free_port(), dir.join("socket"));
@@ -56,6 +60,7 @@ impl Mariadb {
             .args(["--no-defaults", "--user=root", "--bind-address=127.0.0.1,127.0.0.2", "--max-connections=1000"])
             .args(["--innodb-buffer-pool-size=256M", "--innodb-log-file-size=64M"])
             .arg(format!("--datadir={}", dir.join("data").display()))
+            .arg(format!("--tmpdir={}", own.display()))
             .arg(format!("--socket={}", socket.display()))
             .arg(format!("--port={port}"))
             .args(options);

@@ -15,6 +15,7 @@ use crate::meta::engine::sql::rows::Columns;
 use crate::meta::engine::{Batch, Change, Committed, EngineError, EngineResult, Guard};
 use crate::meta::record::{Counter, Key, PlockRange, Quota, QuotaOwner, Record, encode_delayed};
 use std::collections::{BTreeMap, HashSet};
+use std::iter::Peekable;
 
 fn number(ino: Ino) -> Value<'static> {
     Value::Int(ino.0 as i64)
@@ -99,25 +100,7 @@ fn all_fields() -> FieldMask {
 impl Shared {
     /// `whole`: with what is gathered otherwise.
     pub(super) async fn commit(&self, batch: &Batch, whole: bool) -> EngineResult<Committed> {
-        let mut script = self.script();
-        script.raw(self.dialect.begin);
-        self.lock_nodes(batch, &mut script);
-        for guard in &batch.guards {
-            self.guard(guard, batch, &mut script)?;
-        }
-        let absent: HashSet<&Key> = batch
-            .guards
-            .iter()
-            .filter_map(|guard| match guard {
-                Guard::Absent(key) => Some(key),
-                _ => None,
-            })
-            .collect();
-        let mut reports = Reports::default();
-        for change in batch.changes.iter().filter(|change| whole || !is_gathered(change)) {
-            self.change(change, &absent, &mut script, &mut reports)?;
-        }
-        script.raw("COMMIT");
+        let (script, reports) = self.script_of(batch, whole)?;
         let answers = self.driver.run(script.text, "commit").await.map_err(|failed| write_error(failed, "commit"))?;
         let numbers = |places: &[usize]| {
             let number = |at: &usize| rows(&answers, *at).first().map_or(Some(0), |row| row.int(0));
@@ -133,6 +116,33 @@ impl Shared {
                 self.fault(FaultKind::Undetermined, "commit").source("an answer of another shape"),
             )),
         }
+    }
+
+    fn script_of(&self, batch: &Batch, whole: bool) -> EngineResult<(Script, Reports)> {
+        let mut script = self.script();
+        script.raw(self.dialect.begin);
+        self.lock_nodes(batch, &mut script);
+        for guard in &batch.guards {
+            self.guard(guard, batch, &mut script)?;
+        }
+        let absent: HashSet<&Key> = batch
+            .guards
+            .iter()
+            .filter_map(|guard| match guard {
+                Guard::Absent(key) => Some(key),
+                _ => None,
+            })
+            .collect();
+        let mut reports = Reports::default();
+        let mut changes = batch.changes.iter().filter(|change| whole || !is_gathered(change)).peekable();
+        while let Some(change) = changes.peek() {
+            match change {
+                Change::Put(..) => self.put_all(&mut changes, &absent, &mut script)?,
+                _ => self.change(changes.next().expect("peeked"), &mut script, &mut reports)?,
+            }
+        }
+        script.raw("COMMIT");
+        Ok((script, reports))
     }
 
     /// In the order of their numbers, so that two commits do not wait for each other.
@@ -406,16 +416,11 @@ impl Shared {
         fault.with("key", format!("{key:?}")).with("record", format!("{record:?}")).into()
     }
 
-    fn change(
-        &self,
-        change: &Change,
-        absent: &HashSet<&Key>,
-        script: &mut Script,
-        reports: &mut Reports,
-    ) -> EngineResult<()> {
+    /// Whatever is no put: those are `put_all`'s.
+    fn change(&self, change: &Change, script: &mut Script, reports: &mut Reports) -> EngineResult<()> {
         let t = &self.texts;
         match change {
-            Change::Put(key, record) => self.put(key, record, absent.contains(key), script)?,
+            Change::Put(..) => unreachable!("puts are collected"),
             Change::Delete(key) => self.delete(key, script)?,
             Change::Patch(ino, patch) => {
                 if let Some(assignments) = assignments(self.dialect, patch) {
@@ -523,16 +528,60 @@ impl Shared {
         Ok(())
     }
 
-    /// `absent`: there must be none before.
-    fn put(&self, key: &Key, record: &Record, absent: bool, script: &mut Script) -> EngineResult<()> {
+    /// Puts that follow each other, with one statement for all rows of a table: a fill of a thousand files is four
+    /// statements, not three thousand. `absent`: what there must be none of before.
+    fn put_all<'a>(
+        &'a self,
+        changes: &mut Peekable<impl Iterator<Item = &'a Change>>,
+        absent: &HashSet<&Key>,
+        script: &mut Script,
+    ) -> EngineResult<()> {
+        let mut tables: Vec<(&str, Vec<Vec<Value<'a>>>)> = Vec::new();
+        let mut rows = HashSet::new();
+        // A row that is put again is put later.
+        while let Some(Change::Put(key, record)) =
+            changes.next_if(|next| matches!(next, Change::Put(key, _) if !rows.contains(&row_of(key))))
+        {
+            rows.insert(row_of(key));
+            let is_absent = absent.contains(key);
+            let (text, values) = match (key, record) {
+                (Key::Counter(Counter::AclMaxId), Record::Number(n)) => {
+                    self.put_last_rule(*n, false, script);
+                    continue;
+                }
+                // Each is looked at when those before it are there.
+                (Key::Xattr(ino, name), _) => {
+                    self.tell_case_apart(*ino, name, script);
+                    let (text, values) = self.row(key, record, is_absent)?;
+                    script.add(text, &values);
+                    continue;
+                }
+                _ => self.row(key, record, is_absent)?,
+            };
+            match tables.iter_mut().find(|(of, _)| std::ptr::eq(*of, text)) {
+                Some((_, rows)) => rows.push(values),
+                None => tables.push((text, vec![values])),
+            }
+            if let (Key::AclRule(id), ServerKind::Postgres) = (key, self.kind) {
+                self.put_last_rule((*id).into(), true, script);
+            }
+        }
+        for (text, rows) in tables {
+            script.add_rows(text, &rows);
+        }
+        Ok(())
+    }
+
+    /// The statement that puts a record, and the values of its row. `absent`: there must be none before.
+    fn row<'a>(&'a self, key: &'a Key, record: &'a Record, absent: bool) -> EngineResult<(&'a str, Vec<Value<'a>>)> {
         let t = &self.texts;
-        let (text, values): (&str, Vec<Value<'_>>) = match (key, record) {
+        Ok(match (key, record) {
             (Key::Setting, Record::Bytes(text)) => (&t.put_setting, vec![Value::Text(b"format"), Value::Text(text)]),
             (Key::Counter(counter), Record::Number(n)) => match counter_name(*counter) {
                 Some(name) => {
                     (&t.put_counter, vec![Value::Text(name.as_bytes()), Value::Int(n + counter_shift(*counter))])
                 }
-                None => return self.put_last_rule(*n, false, script),
+                None => return Err(self.unfit("put record", key, record)),
             },
             (Key::Attr(ino), Record::Attr(attr)) => {
                 let columns = node_columns(attr).map(Value::Int);
@@ -552,7 +601,6 @@ impl Shared {
                 (&t.put_slice_ref, vec![Value::Int(id.0 as i64), Value::Int((*size).into()), Value::Int(*n)])
             }
             (Key::Xattr(ino, name), Record::Bytes(value)) => {
-                self.tell_case_apart(*ino, name, script);
                 let values = vec![number(*ino), Value::Text(name.as_bytes()), Value::Bytes(value)];
                 (if absent { &t.insert_xattr } else { &t.put_xattr }, values)
             }
@@ -594,16 +642,11 @@ impl Shared {
                 (&t.put_delayed, vec![Value::Int(id.0 as i64), Value::Int(*time), list])
             }
             (key, record) => return Err(self.unfit("put record", key, record)),
-        };
-        script.add(text, &values);
-        if let (Key::AclRule(id), ServerKind::Postgres) = (key, self.kind) {
-            return self.put_last_rule((*id).into(), true, script);
-        }
-        Ok(())
+        })
     }
 
     /// The number that rules are handed out after. `raise`: unless it is larger already.
-    fn put_last_rule(&self, last: i64, raise: bool, script: &mut Script) -> EngineResult<()> {
+    fn put_last_rule(&self, last: i64, raise: bool, script: &mut Script) {
         let table = self.table("acl");
         match self.kind {
             ServerKind::Postgres => {
@@ -627,7 +670,6 @@ impl Shared {
                 script.raw(&format!("DELETE FROM {table} WHERE id = {last} AND {none}"));
             }
         }
-        Ok(())
     }
 
     /// A column that takes names for equal that differ in case would lose one of them. The sum that is too large is what
@@ -656,6 +698,16 @@ impl Shared {
             }
         }
         Ok(())
+    }
+}
+
+/// A key that all keys of the same row share.
+fn row_of(key: &Key) -> Key {
+    match key {
+        Key::SliceRef(id, _) => Key::SliceRef(*id, 0),
+        Key::DeletedFile(ino, _) => Key::DeletedFile(*ino, 0),
+        Key::DelayedSlices(id, _) => Key::DelayedSlices(*id, 0),
+        key => key.clone(),
     }
 }
 

@@ -52,6 +52,22 @@ impl Script {
         self.end()
     }
 
+    /// An insert of several rows: its list of parameters is repeated for each.
+    pub fn add_rows(&mut self, insert: &str, rows: &[Vec<Value<'_>>]) -> usize {
+        let (head, rest) = insert.split_once("VALUES (").expect("an insert names its values");
+        let (parameters, tail) = rest.split_once(')').expect("and ends them");
+        self.fill(head, &[]);
+        let mut before = "VALUES (";
+        for row in rows {
+            self.text.push_str(before);
+            self.fill(parameters, row);
+            before = "), (";
+        }
+        self.text.push(')');
+        self.fill(tail, &[]);
+        self.end()
+    }
+
     /// The transaction fails unless the query (without its `SELECT`) finds a row.
     pub fn require(&mut self, query: &str) {
         (self.dialect.require)(query, &mut self.text);
@@ -117,6 +133,10 @@ mod tests {
             script.text,
             "A -5 '\\x273b2d2d5c00'::bytea convert_from('\\x2227'::bytea, 'UTF8') NULL (-9223372036854775807 - 1);\n"
         );
+        let mut script = Script::new(&POSTGRES);
+        let rows = [[1, 2], [3, 4]].map(|row| row.map(Value::Int).to_vec());
+        script.add_rows("INSERT INTO t (a, b) VALUES (?, ?) ON CONFLICT (a) DO NOTHING", &rows);
+        assert_eq!(script.text, "INSERT INTO t (a, b) VALUES (1, 2), (3, 4) ON CONFLICT (a) DO NOTHING;\n");
         let mut script = Script::new(&MYSQL);
         script.raw(MYSQL.begin);
         assert_eq!(script.add("A ? ? ? ? ?", &values), 2);
