@@ -269,6 +269,9 @@ pub struct AttrPatch {
     pub nlink: i32,
     /// The length grows to this many bytes if it is smaller.
     pub length_at_least: Option<u64>,
+    /// The times need not be set where somebody else has set mtime to later than this meanwhile. An engine that would
+    /// have to wait for each other's commits otherwise leaves them; the others need not look.
+    pub fresh_since: Option<Timestamp>,
 }
 
 macro_rules! setters {
@@ -318,6 +321,17 @@ impl AttrPatch {
     /// "touch": mtime and ctime are `now`.
     pub fn touch(self, now: Timestamp) -> AttrPatch {
         self.set_mtime(now).set_ctime(now)
+    }
+
+    /// As `touch`, of a node that is fresh enough if its mtime is later than `since` by then.
+    pub fn touch_unless_fresh(self, now: Timestamp, since: Timestamp) -> AttrPatch {
+        AttrPatch { fresh_since: Some(since), ..self.touch(now) }
+    }
+
+    /// Since when the node would have to be fresh for the patch to be left out, if it may be at all.
+    pub fn left_if_fresh_since(&self) -> Option<Timestamp> {
+        let touches_only = self.mask == FieldMask::MTIME | FieldMask::CTIME && self.nlink == 0;
+        self.fresh_since.filter(|_| touches_only && self.length_at_least.is_none())
     }
 
     pub fn is_empty(&self) -> bool {
@@ -400,6 +414,8 @@ impl AttrPatch {
             tier: merged.tier,
             nlink: self.nlink + later.nlink,
             length_at_least: self.length_at_least.max(later.length_at_least),
+            // What one of them must set is set.
+            fresh_since: self.fresh_since.and(later.fresh_since),
         };
     }
 }

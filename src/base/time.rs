@@ -49,6 +49,12 @@ impl Timestamp {
         }
     }
 
+    /// So much earlier.
+    pub fn before(self, by: Duration) -> Timestamp {
+        let nanos = self.as_nanos() - by.as_nanos() as i128;
+        Timestamp::new(nanos.div_euclid(1_000_000_000) as i64, nanos.rem_euclid(1_000_000_000) as u32)
+    }
+
     /// How much later `self` is than `earlier`; zero when it is not later.
     pub fn since(self, earlier: Timestamp) -> Duration {
         let nanos = (self.as_nanos() - earlier.as_nanos()).max(0);
@@ -66,6 +72,14 @@ mod tests {
             let time = Timestamp::new(seconds, nanos);
             assert_eq!(Timestamp::from_system(time.to_system()), time);
         }
+    }
+
+    #[test]
+    fn before_crosses_the_epoch() {
+        let half = Duration::from_millis(500);
+        assert_eq!(Timestamp::new(0, 0).before(half), Timestamp::new(-1, 500_000_000));
+        assert_eq!(Timestamp::new(7, 600_000_000).before(half), Timestamp::new(7, 100_000_000));
+        assert_eq!(Timestamp::new(7, 600_000_000).since(Timestamp::new(7, 600_000_000).before(half)), half);
     }
 
     #[test]

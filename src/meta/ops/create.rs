@@ -143,8 +143,11 @@ pub(crate) fn touch_dir(tx: &mut Tx<'_>, dir: &Seen, skip: Duration) {
     let now = tx.now();
     // Unguarded: that a touch comes a moment early or late harms nobody. A clock set back must not freeze times.
     let mtime = dir.peek().mtime;
-    if skip.is_zero() || mtime > now || now.since(mtime) >= skip {
+    if skip.is_zero() || mtime > now {
         tx.patch(dir.ino(), AttrPatch::new().touch(now));
+    } else if now.since(mtime) >= skip {
+        // All clients that work in a directory see that it is due in the same moment.
+        tx.patch(dir.ino(), AttrPatch::new().touch_unless_fresh(now, now.before(skip)));
     }
 }
 

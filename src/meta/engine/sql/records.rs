@@ -10,7 +10,7 @@ pub type NodeColumns = [i64; 18];
 const NANOS_PER_MICRO: i128 = 1000;
 
 /// A time is stored in microseconds, with the 0..=999 nanoseconds that are left in a column beside it.
-fn split_time(time: Timestamp) -> (i64, i64) {
+pub fn split_time(time: Timestamp) -> (i64, i64) {
     let nanos = time.as_nanos();
     // Times that do not fit (past the year 294,000) stop at the end of the range.
     let micros = nanos.div_euclid(NANOS_PER_MICRO).clamp(i64::MIN.into(), i64::MAX.into()) as i64;

@@ -5,11 +5,11 @@ use super::script::{Script, Value};
 use super::{ServerKind, Shared, write_error};
 use crate::base::acl::encode_entries;
 use crate::base::slice::SLICE_RECORD_BYTES;
-use crate::base::{Attr, AttrPatch, FaultKind, FieldMask, Ino, Name, Slice};
+use crate::base::{Attr, AttrPatch, FaultKind, FieldMask, Ino, Name, Slice, Timestamp};
 use crate::meta::engine::gathered::is_gathered;
 use crate::meta::engine::sql::dialect::ServerDialect;
 use crate::meta::engine::sql::records::{
-    counter_name, counter_shift, counter_start, flock_letter, node_columns, quota_key,
+    counter_name, counter_shift, counter_start, flock_letter, node_columns, quota_key, split_time,
 };
 use crate::meta::engine::sql::rows::Columns;
 use crate::meta::engine::{Batch, Change, Committed, EngineError, EngineResult, Guard};
@@ -28,6 +28,13 @@ struct Claim {
     exclusive: bool,
     /// What its row must be like; the row has to be there if this is `Some`.
     conditions: Option<String>,
+    /// It changes the node if this holds, and otherwise not.
+    stale: Option<String>,
+}
+
+/// That a node has not been touched since.
+fn is_stale(since: Timestamp) -> String {
+    format!(" AND mtime <= {}", split_time(since).0)
 }
 
 /// Adds to a counter, in a transaction that the script has begun.
@@ -166,10 +173,13 @@ impl Shared {
         }
         for change in &batch.changes {
             match change {
-                Change::Patch(ino, _) => {
+                Change::Patch(ino, patch) => {
                     let claim = claims.entry(*ino).or_default();
-                    claim.exclusive = true;
                     claim.conditions.get_or_insert_default();
+                    match patch.left_if_fresh_since() {
+                        Some(since) => claim.stale = Some(is_stale(since)),
+                        None => claim.exclusive = true,
+                    }
                 }
                 Change::Put(Key::Attr(ino), _) | Change::Delete(Key::Attr(ino)) => {
                     if let Some(claim) = claims.get_mut(ino) {
@@ -195,6 +205,13 @@ impl Shared {
         for (ino, claim) in claims {
             let lock = if claim.exclusive { self.dialect.exclusive } else { self.dialect.shared };
             let guarded = batch.guards.iter().any(|guard| guard.key() == Key::Attr(ino));
+            // Of many that want to touch it the first one does, and the others go on together once that is committed:
+            // their condition is looked at again by then. A row that does not meet it is let go, by InnoDB only if it is
+            // not sought by its exact key, which `=` and `BETWEEN` do.
+            if let (Some(stale), false) = (&claim.stale, claim.exclusive) {
+                let row = format!("inode >= {at} AND inode <= {at}", at = ino.0 as i64);
+                script.raw(&format!("SELECT 1 FROM {node} WHERE {row}{stale}{}", self.dialect.exclusive));
+            }
             match claim.conditions {
                 Some(conditions) if guarded || !put.contains(&ino) => {
                     script.require(&format!("{node} WHERE inode = {}{conditions}{lock}", ino.0 as i64));
@@ -424,8 +441,9 @@ impl Shared {
             Change::Delete(key) => self.delete(key, script)?,
             Change::Patch(ino, patch) => {
                 if let Some(assignments) = assignments(self.dialect, patch) {
-                    let node = self.table("node");
-                    script.raw(&format!("UPDATE {node} SET {assignments} WHERE inode = {}", ino.0 as i64));
+                    let (node, at) = (self.table("node"), ino.0 as i64);
+                    let stale = patch.left_if_fresh_since().map(is_stale).unwrap_or_default();
+                    script.raw(&format!("UPDATE {node} SET {assignments} WHERE inode = {at}{stale}"));
                 }
             }
             Change::Append { ino, index, slices, only_existing } => {

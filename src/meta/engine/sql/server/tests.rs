@@ -1,10 +1,10 @@
 //! The suite of engines on MariaDB and PostgreSQL, and what is particular to a server.
 
 use super::*;
-use crate::base::{ChunkIndex, Errno, FaultKind, Kind, Slice, SliceId, Timestamp};
-use crate::meta::engine::Change;
+use crate::base::{AttrPatch, ChunkIndex, Errno, FaultKind, FieldMask, Kind, Slice, SliceId, Timestamp};
 use crate::meta::engine::counting::CountingEngine;
 use crate::meta::engine::suite::{Opened, engine_suite};
+use crate::meta::engine::{Change, Guard};
 use crate::meta::ops::create::NewNode;
 use crate::meta::ops::rename::RenameMode;
 use crate::meta::ops::xattr::XattrMode;
@@ -14,7 +14,7 @@ use crate::util::clock::SystemClock;
 use sluice_test_servers::mariadb::Mariadb;
 use sluice_test_servers::postgres::Postgres;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 fn installed(programs: &[&str]) -> bool {
     let missing = programs.iter().find(|name| program(name).is_none());
@@ -266,5 +266,55 @@ async fn what_is_wrong_with_an_address_is_said() {
             assert!(!fault.to_string().contains("hunter2"), "{fault}");
             assert!(begun.elapsed().as_secs() < 10, "{fault}");
         }
+    }
+}
+
+/// Many clients see at the same moment that their directory is to be touched: the first one does it, and the others need
+/// neither touch it nor wait for each other's commits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_comes_late_leaves_the_touch_and_waits_for_nobody() {
+    const SHORT: Duration = Duration::from_millis(1500);
+    for options in fresh() {
+        let meta = client(&options).await;
+        let engine = ServerEngine::open(&options).await.expect("the server of the tests");
+        let seen = meta.getattr(Ino::ROOT).await.expect("there");
+        let times = |seconds: i64| Timestamp::new(seen.mtime.seconds + seconds, 5000);
+        let touch = |now, since| AttrPatch::new().touch_unless_fresh(now, since);
+        let commit = async |patch: AttrPatch, uid: u32| {
+            let kind = Guard::Fields(Ino::ROOT, seen, FieldMask::KIND | FieldMask::MODE);
+            let other = Change::Put(Key::Counter(Counter::NextSession), Record::Number(uid.into()));
+            let batch = Batch { guards: vec![kind], changes: vec![other, Change::Patch(Ino::ROOT, patch)] };
+            let (txn, _) = engine.begin(&[]).await.expect("begun");
+            txn.commit(batch).await.expect("committed");
+            let counted = engine.read(&[Key::Counter(Counter::NextSession)]).await.expect("read").pop().flatten();
+            assert_eq!(counted, Some(Record::Number(uid.into())), "the rest is done in any case");
+            let attr = meta.getattr(Ino::ROOT).await.expect("there");
+            (attr.mtime, attr.uid)
+        };
+        let name = options.kind.name();
+        assert_eq!(commit(touch(times(10), times(9)), 1).await.0, times(10), "{name}: it was due");
+        assert_eq!(commit(touch(times(11), times(9)), 2).await.0, times(10), "{name}: somebody has touched it");
+        assert_eq!(commit(touch(times(20), times(10)), 3).await.0, times(20), "{name}: that moment counts as before");
+        let more = touch(times(21), times(9)).set_uid(5);
+        assert_eq!(commit(more, 4).await, (times(21), 5), "{name}: more than a touch is no touch");
+
+        // Others are in the middle of commits that guard the directory, or were too late to touch it.
+        let (sleep, kept) = match options.kind {
+            ServerKind::Postgres => ("SELECT pg_sleep(3)", "FOR SHARE"),
+            ServerKind::Mysql => ("SELECT SLEEP(3)", "FOR UPDATE"),
+        };
+        let late = format!("AND mtime <= {}", seen.mtime.as_nanos() / 1000);
+        let row = format!("SELECT 1 FROM {} WHERE inode >= 1 AND inode <= 1", engine.0.table("node"));
+        let condition = if kept == "FOR SHARE" { "" } else { &late };
+        let other = format!("{}; {row} {condition} {kept}; {sleep}; COMMIT", engine.0.dialect.begin);
+        let holder = tokio::spawn({
+            let engine = engine.clone();
+            async move { engine.0.driver.run(other, "hold").await.map(drop) }
+        });
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let begun = Instant::now();
+        assert_eq!(commit(touch(times(30), times(9)), 5).await.0, times(21), "{name}");
+        assert!(begun.elapsed() < SHORT, "{name}: waited for {:?}", begun.elapsed());
+        assert!(holder.await.expect("its task").is_ok(), "{name}");
     }
 }
