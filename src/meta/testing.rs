@@ -1,6 +1,6 @@
 //! For unit tests: fresh volumes on the engine under test, which `SLUICE_TEST_META` names: `memory` (the default),
-//! `redis`, `redis-cluster`, `redis-plain` (a server that takes no scripts), `sqlite`, `mysql`, `postgres`, `etcd` or
-//! `tikv`. What a test needs of an engine it asks for here, so that it runs on each of them;
+//! `redis`, `redis-cluster`, `redis-sentinel` (a master with replicas and sentinels), `redis-plain` (a server that takes
+//! no scripts), `sqlite`, `mysql`, `postgres`, `etcd` or `tikv`. What a test needs of an engine it asks for here, so that it runs on each of them;
 //! `engines_tests` sees to that.
 //!
 //! Redis is one server for the whole test process, without persistence, started at the first use and ended with the
@@ -76,8 +76,8 @@ enum Place {
     Memory(MemEngine),
     /// The URL of a database.
     Redis(String),
-    /// The same in a cluster, where the keys have a prefix.
-    RedisCluster(String),
+    /// The same in a cluster, where the keys have a prefix, or by sentinels: no single server has it.
+    RedisOfMany(String),
     Sqlite(TempDir),
     /// The URL of a prefix.
     Etcd(String),
@@ -126,7 +126,8 @@ impl Store {
         Store(Arc::new(match engine_under_test().as_str() {
             "memory" => Place::Memory(MemEngine::default()),
             "redis" => Place::Redis(RedisServer::shared().await.next_database()),
-            "redis-cluster" => Place::RedisCluster(servers::Cluster::shared().next_url()),
+            "redis-cluster" => Place::RedisOfMany(servers::Cluster::shared().next_url()),
+            "redis-sentinel" => Place::RedisOfMany(servers::Watched::shared().next_url()),
             "redis-plain" => Place::Redis(servers::Redis::shared_without_scripts().next_url()),
             "sqlite" => Place::Sqlite(tempfile::tempdir().expect("a temporary directory")),
             "mysql" => Place::Server(next_mysql()),
@@ -135,7 +136,7 @@ impl Store {
             "tikv" => Place::Tikv(next_tikv_path()),
             other => {
                 panic!(
-                    "{ENGINE_VARIABLE}={other}: it may be memory, redis, redis-cluster, redis-plain, sqlite, mysql, postgres, etcd or tikv"
+                    "{ENGINE_VARIABLE}={other}: it may be memory, redis, redis-cluster, redis-sentinel, redis-plain, sqlite, mysql, postgres, etcd or tikv"
                 )
             }
         }))
@@ -185,7 +186,7 @@ impl Store {
     /// Where the bytes of the volume lie, for tests that damage them; `None` in memory.
     pub fn stored_bytes(&self) -> Option<StoredBytes> {
         match &*self.0 {
-            Place::Memory(_) | Place::RedisCluster(_) | Place::Etcd(_) | Place::Tikv(_) => None,
+            Place::Memory(_) | Place::RedisOfMany(_) | Place::Etcd(_) | Place::Tikv(_) => None,
             Place::Redis(url) => Some(StoredBytes::Redis(url.clone())),
             Place::Sqlite(dir) => Some(StoredBytes::Sqlite(dir.path().join(DATABASE))),
             Place::Server(_) => None,
@@ -202,7 +203,7 @@ impl Store {
         let inner: Arc<dyn Engine> = match &*self.0 {
             Place::Memory(engine) => Arc::new(engine.clone()),
             #[cfg(feature = "redis")]
-            Place::Redis(url) | Place::RedisCluster(url) => {
+            Place::Redis(url) | Place::RedisOfMany(url) => {
                 super::engine::redis::RedisEngine::open(url).await.expect("the server of the tests")
             }
             #[cfg(all(feature = "mysql", feature = "postgres"))]

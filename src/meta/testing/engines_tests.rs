@@ -111,6 +111,14 @@ async fn run_on_redis_cluster() {
     run_on("redis-cluster").await;
 }
 
+#[tokio::test]
+async fn run_on_redis_sentinel() {
+    if program("redis-server").is_none() || program("redis-cli").is_none() {
+        return skip("the metadata operations are not tested by sentinels: redis-server or redis-cli is not installed");
+    }
+    run_on("redis-sentinel").await;
+}
+
 /// On a server that takes no scripts.
 #[tokio::test]
 async fn run_on_redis_plain() {
