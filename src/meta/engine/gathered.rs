@@ -108,8 +108,12 @@ pub fn flush_while_alive(engine: Weak<impl Gathers>) {
 /// second of one client, once per lost reply, is not worth counting something twice for.
 pub async fn flush(engine: &impl Gathers) -> EngineResult<()> {
     let gathered = engine.gathered();
-    if gathered.sums.lock().is_empty() {
-        return Ok(());
+    {
+        // What somebody else is storing at this moment is no longer here and not yet there.
+        let _still = gathered.still().await;
+        if gathered.sums.lock().is_empty() {
+            return Ok(());
+        }
     }
     let _moving = gathered.moving.write().await;
     loop {
@@ -260,6 +264,52 @@ mod tests {
         assert_eq!(of(&gathered), Some(Record::DirStat(ONE)));
         gathered.drop_deleted(&[Change::Delete(Key::DirStat(DIR))]);
         assert_eq!(of(&gathered), Some(Record::DirStat(DirStat::default())));
+    }
+
+    /// A store that takes its time.
+    #[derive(Default)]
+    struct Slow {
+        gathered: Gathered,
+        begun: tokio::sync::Notify,
+        may_end: tokio::sync::Notify,
+        stored: Mutex<Vec<Change>>,
+    }
+
+    impl Gathers for Slow {
+        fn gathered(&self) -> &Gathered {
+            &self.gathered
+        }
+
+        async fn store(&self, changes: Vec<Change>) -> EngineResult<()> {
+            self.begun.notify_one();
+            self.may_end.notified().await;
+            self.stored.lock().extend(changes);
+            Ok(())
+        }
+    }
+
+    /// Who closes a client relies on it.
+    #[tokio::test]
+    async fn a_flush_ends_when_everything_is_stored_whoever_stores_it() {
+        let slow = std::sync::Arc::new(Slow::default());
+        slow.gathered.add(&[Change::AddDirStat(DIR, ONE)]);
+        let flushed = |slow: &std::sync::Arc<Slow>| {
+            let slow = slow.clone();
+            tokio::spawn(async move {
+                flush(&*slow).await.unwrap();
+                slow.stored.lock().clone()
+            })
+        };
+        let first = flushed(&slow);
+        slow.begun.notified().await;
+        let second = flushed(&slow);
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        assert!(!second.is_finished(), "nothing is stored yet");
+        slow.may_end.notify_one();
+        assert_eq!(first.await.unwrap(), [Change::AddDirStat(DIR, ONE)]);
+        assert_eq!(second.await.unwrap(), [Change::AddDirStat(DIR, ONE)]);
     }
 
     #[test]

@@ -59,6 +59,11 @@ const QUICK_TRIES: u32 = 4;
 /// Ceilings of the pauses between its tries: a change means that another commit has just gone through.
 const PAUSE_FIRST: Duration = Duration::from_micros(500);
 const PAUSE_MAX: Duration = Duration::from_millis(50);
+/// The same where all clients of a volume may want one key, as when hundreds are started together: the more of them
+/// there are, the longer each has lost already.
+const COUNTER_PAUSE_MAX: Duration = Duration::from_millis(500);
+/// Nobody decides anew what to do with a counter, so this is when a client gives up.
+const COUNTER_DEADLINE: Duration = Duration::from_secs(45);
 /// Queues for keys that several commits of this process change at once. Keys that share one only wait for each other.
 const QUEUES: usize = 1024;
 /// Commits wait so long for others of this process. The line stands still while a store is away.
@@ -198,7 +203,7 @@ impl Shared {
                     // Somebody outside of this process.
                     let quick = tries < QUICK_TRIES;
                     if !quick {
-                        tokio::time::sleep(pause(tries)).await;
+                        tokio::time::sleep(pause(tries, PAUSE_MAX)).await;
                     }
                     quick
                 }
@@ -242,7 +247,7 @@ impl Shared {
         change: impl Fn(Option<i64>) -> Option<i64> + Send + Sync,
     ) -> EngineResult<Option<i64>> {
         let key = Key::Counter(counter);
-        let (deadline, mut tries) = (Instant::now() + COMMIT_DEADLINE, 0);
+        let (deadline, mut tries) = (Instant::now() + COUNTER_DEADLINE, 0);
         loop {
             let mut txn = self.kv.begin().await?;
             let wants: Vec<Want> = wants_of(&key).collect();
@@ -256,10 +261,14 @@ impl Shared {
             let (checks, writes) = (wants.iter().cloned().collect(), writes.into_iter().collect());
             match txn.commit(Attempt { view: &view, checks: &checks, writes: &writes, wants: &[] }).await? {
                 Ended::Applied => return Ok(Some(after)),
-                Ended::Changed(..) if Instant::now() >= deadline => return Err(EngineError::Conflict),
+                Ended::Changed(..) if Instant::now() >= deadline => {
+                    let fault = Fault::timeout("count").with("engine", self.kv.name()).with("tries", tries);
+                    let fault = fault.with("counter", format_args!("{counter:?}"));
+                    return Err(fault.source("other clients change the counter all the time").into());
+                }
                 Ended::Changed(..) => tries += 1,
             }
-            tokio::time::sleep(pause(tries)).await;
+            tokio::time::sleep(pause(tries, COUNTER_PAUSE_MAX)).await;
         }
     }
 
@@ -286,8 +295,8 @@ fn changed_queue(checks: &BTreeSet<Want>, view: &View, now: Option<&View>) -> us
 }
 
 /// Doubling with each try, jittered.
-fn pause(tries: u32) -> Duration {
-    let ceiling = PAUSE_FIRST.saturating_mul(1 << tries.min(10)).min(PAUSE_MAX);
+fn pause(tries: u32, most: Duration) -> Duration {
+    let ceiling = PAUSE_FIRST.saturating_mul(1 << tries.min(10)).min(most);
     Duration::from_micros(crate::util::rng::random_range(0..=ceiling.as_micros() as u64))
 }
 
