@@ -58,10 +58,9 @@ const COMMIT_DEADLINE: Duration = Duration::from_secs(20);
 const QUICK_TRIES: u32 = 4;
 /// Ceilings of the pauses between its tries: a change means that another commit has just gone through.
 const PAUSE_FIRST: Duration = Duration::from_micros(500);
-const PAUSE_MAX: Duration = Duration::from_millis(50);
-/// The same where all clients of a volume may want one key, as when hundreds are started together: the more of them
-/// there are, the longer each has lost already.
-const COUNTER_PAUSE_MAX: Duration = Duration::from_millis(500);
+/// All clients of a volume may want one key, as when hundreds are started together: the more of them there are, the longer
+/// each has lost already, and the longer it has to keep out of the way of the others.
+const PAUSE_MAX: Duration = Duration::from_millis(500);
 /// Nobody decides anew what to do with a counter, so this is when a client gives up.
 const COUNTER_DEADLINE: Duration = Duration::from_secs(45);
 /// Queues for keys that several commits of this process change at once. Keys that share one only wait for each other.
@@ -203,7 +202,7 @@ impl Shared {
                     // Somebody outside of this process.
                     let quick = tries < QUICK_TRIES;
                     if !quick {
-                        tokio::time::sleep(pause(tries, PAUSE_MAX)).await;
+                        tokio::time::sleep(pause(tries)).await;
                     }
                     quick
                 }
@@ -268,7 +267,7 @@ impl Shared {
                 }
                 Ended::Changed(..) => tries += 1,
             }
-            tokio::time::sleep(pause(tries, COUNTER_PAUSE_MAX)).await;
+            tokio::time::sleep(pause(tries)).await;
         }
     }
 
@@ -295,8 +294,8 @@ fn changed_queue(checks: &BTreeSet<Want>, view: &View, now: Option<&View>) -> us
 }
 
 /// Doubling with each try, jittered.
-fn pause(tries: u32, most: Duration) -> Duration {
-    let ceiling = PAUSE_FIRST.saturating_mul(1 << tries.min(10)).min(most);
+fn pause(tries: u32) -> Duration {
+    let ceiling = PAUSE_FIRST.saturating_mul(1 << tries.min(10)).min(PAUSE_MAX);
     Duration::from_micros(crate::util::rng::random_range(0..=ceiling.as_micros() as u64))
 }
 
@@ -307,7 +306,14 @@ impl Gathers for Shared {
 
     async fn store(&self, changes: Vec<Change>) -> EngineResult<()> {
         let batch = Batch { guards: Vec::new(), changes };
-        self.commit(self.kv.begin().await?, View::default(), &batch, true).await.map(drop)
+        // All clients add to the same keys, and nobody above decides anew.
+        let deadline = Instant::now() + COUNTER_DEADLINE;
+        loop {
+            match self.commit(self.kv.begin().await?, View::default(), &batch, true).await {
+                Err(EngineError::Conflict) if Instant::now() < deadline => {}
+                ended => return ended.map(drop),
+            }
+        }
     }
 }
 
